@@ -68,7 +68,7 @@ def body_of(file: Path, network: str) -> Any:
     """Return a ResNet of torchvision with the exported backbone.
 
     Raises:
-        SystemExit: if the file is not that of the network.
+        SystemExit: If the file is not that of the network.
     """
     state = load_file(file) if file.suffix == ".safetensors" else torch.load(file, weights_only=True)
     body = torchvision.models.get_model(network, weights=None)

@@ -93,7 +93,7 @@ def forked(work: Callable[[], None], output: Path) -> int:
     """Run in a forked process, whose output goes to a file; return its peak resident memory in MiB.
 
     Raises:
-        SystemExit: if it fails.
+        SystemExit: If it fails.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     process = os.fork()

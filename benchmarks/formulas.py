@@ -220,7 +220,7 @@ def describe(module: Any) -> Method:
         module: module of one of the five methods after `setup`, on any device, also "meta".
 
     Raises:
-        TypeError: if the module is of another class.
+        TypeError: If the module is of another class.
     """
     for kind, sizes in _SIZES.items():
         if isinstance(module, kind):

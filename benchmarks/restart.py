@@ -49,7 +49,7 @@ def run(words: list[str]) -> None:
     from lightning.pytorch import Callback
 
     from vlightning import callbacks
-    from vlightning.cli import VLightningCLI, open_cli
+    from vlightning.commands.cli.lightning_cli import VLightningCLI, open_cli
 
     callbacks.load_all()
     mark("imports")

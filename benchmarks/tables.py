@@ -99,7 +99,7 @@ def run(words: Sequence[str], output: Path, threads: int, program: Sequence[str]
         program: what Python runs, the command line by default.
 
     Raises:
-        SystemExit: if the command fails.
+        SystemExit: If the command fails.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}

@@ -36,7 +36,7 @@ class CompileCallback(Callback):
         fullgraph: whether an operation that cannot be compiled raises an error instead of dividing the program.
 
     Raises:
-        UserError: if there is no such backend.
+        UserError: If there is no such backend.
     """
 
     def __init__(self, mode: CompileMode = "default", backend: str = "inductor", fullgraph: bool = False) -> None:
@@ -68,7 +68,7 @@ def compiling(mode: CompileMode | Literal[False], callbacks: Sequence[Callback] 
         callbacks: callbacks of the user.
 
     Raises:
-        UserError: if these already compile.
+        UserError: If these already compile.
     """
     if not mode:
         return []

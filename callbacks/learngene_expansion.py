@@ -53,7 +53,7 @@ class LearngeneExpansionCallback(Callback):
         """Expand the learngene.
 
         Raises:
-            UserError: if there is no such network, it does not fit, or the file is not a learngene.
+            UserError: If there is no such network, it does not fit, or the file is not a learngene.
         """
         if stage != "fit" or self._module is pl_module:
             return

@@ -34,7 +34,7 @@ class LearngeneWriter(Callback):
         """Check before training that the module has a learngene and that the file does not exist.
 
         Raises:
-            UserError: if the module has no learngene, or the file exists.
+            UserError: If the module has no learngene, or the file exists.
         """
         if stage != "fit":
             return

@@ -26,7 +26,7 @@ class StuckLossWarning(CheckedArguments, Callback):
         share: smallest share that counts as chance.
 
     Raises:
-        UserError: if `steps` is below 1; in training, if a step returns no such share.
+        UserError: If `steps` is below 1; in training, if a step returns no such share.
     """
 
     def __init__(

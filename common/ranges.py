@@ -92,7 +92,7 @@ class CheckedArguments:
     them `data.batch_size`, with `option=""` without a prefix, and without it "steps of StuckLossWarning".
 
     Raises:
-        UserError: if a number is outside the range in its argument's type, or another value is given for a number, or
+        UserError: If a number is outside the range in its argument's type, or another value is given for a number, or
             for true or false.
     """
 
@@ -134,7 +134,7 @@ class SettingsGroup:
         """Check that one field is at most another.
 
         Raises:
-            UserError: if it is larger.
+            UserError: If it is larger.
         """
         least, most = getattr(self, lower), getattr(self, upper)
         if least > most:

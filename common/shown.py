@@ -75,7 +75,7 @@ def public(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    r"""Return :func:`public` as one line for a log or a terminal, with escapes such as `\n` for control characters."""
+    r"""Return `public` as one line for a log or a terminal, with escapes such as `\n` for control characters."""
     text = public(text)
     if text.isprintable():
         return text

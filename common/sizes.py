@@ -7,7 +7,7 @@ def check_heads(width: int, heads: int) -> None:
     """Check that the number of attention heads divides a width.
 
     Raises:
-        UserError: if the heads do not divide the width.
+        UserError: If the heads do not divide the width.
     """
     if width % heads:
         raise UserError(f"Expected a width that {heads} heads divide, got {width}: change one of them.")
@@ -17,7 +17,7 @@ def check_patches(image_size: int, patch_size: int) -> None:
     """Check that a patch size divides an image size.
 
     Raises:
-        UserError: if the patch size does not divide the image size.
+        UserError: If the patch size does not divide the image size.
     """
     if image_size % patch_size:
         raise UserError(

@@ -40,7 +40,7 @@ def keep(value: Any) -> Any:
     """Return settings as `hidden` does, and keep the whole URLs for the reads of this process and of its children.
 
     Raises:
-        UserError: if two URLs of the settings differ in their secrets only.
+        UserError: If two URLs of the settings differ in their secrets only.
     """
     urls = dict[str, str]()
     for url in _texts(value):
@@ -68,7 +68,7 @@ def whole(url: str) -> str:
     The user info of a known URL is that of all files in its folder.
 
     Raises:
-        UserError: if the secrets of the URL are not known.
+        UserError: If the secrets of the URL are not known.
     """
     if not any(_lacks_secrets(match) for match in WHOLE_URL.finditer(url)):
         return url

@@ -175,7 +175,7 @@ def caption_scores(candidates: Sequence[str], references: Sequence[Sequence[str]
         `bleu_1` to `bleu_4`, `rouge_l` and `cider_d`; the last may exceed 100.
 
     Raises:
-        ValueError: if there is no image, or an image has no reference.
+        ValueError: If there is no image, or an image has no reference.
     """
     if not candidates or not all(references):
         raise ValueError(

@@ -74,7 +74,7 @@ def answer_accuracy(answer: str, given: Sequence[str]) -> float:
         Accuracy from 0 to 1. With a single given answer, as tables of one's own have it, whether the two are equal.
 
     Raises:
-        ValueError: if nobody was asked.
+        ValueError: If nobody was asked.
     """
     if not given:
         raise ValueError("Expected at least one given answer, got none: leave the question out.")

@@ -15,7 +15,7 @@ from support.albef import tiny_albef
 from support.command_line import run, tiny_config
 from support.forked import run_script
 from vlightning.callbacks.checkpoints.background import BackgroundWriter
-from vlightning.cli import VLightningCLI
+from vlightning.commands.cli.lightning_cli import VLightningCLI
 from vlightning.commands.cli.run_report import warn_of_random_weights
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -104,7 +104,7 @@ def expand_learngene(
         A sentence for the log.
 
     Raises:
-        UserError: if the network is of another class, has no such tower, or its towers do not fit the learngene.
+        UserError: If the network is of another class, has no such tower, or its towers do not fit the learngene.
     """
     parts = _parts(network, tower)
     if not parts:

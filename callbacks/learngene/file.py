@@ -66,7 +66,7 @@ def save_learngene(learngene: Learngene, path: str | Path, storage: Storage = "f
         storage: "float16" halves the file: matrices are rounded to float16, vectors and scalars stay in float32.
 
     Raises:
-        UserError: if the path is a folder, the tensors are not those of the sizes or non-finite in that precision, or
+        UserError: If the path is a folder, the tensors are not those of the sizes or non-finite in that precision, or
             the file cannot be written.
     """
     target = Path(path).expanduser().absolute()
@@ -107,8 +107,8 @@ def load_learngene(path: str | Path) -> Learngene:
         The learngene, in float32.
 
     Raises:
-        MissingLearngene: if there is no such file.
-        UserError: if the file cannot be read or is of another kind, version or method, or its tensors do not fit its
+        MissingLearngene: If there is no such file.
+        UserError: If the file cannot be read or is of another kind, version or method, or its tensors do not fit its
             sizes.
     """
     source = Path(path).expanduser()

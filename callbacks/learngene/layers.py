@@ -55,7 +55,7 @@ class Rule(Protocol):
             The tensors of each layer; an empty dict for a layer that keeps its own initial values.
 
         Raises:
-            UserError: if the method has no descendant of that depth, or no such components.
+            UserError: If the method has no descendant of that depth, or no such components.
         """
         ...
 
@@ -82,7 +82,7 @@ def rule_of(method: str, module: str = "") -> Rule:
         module: module that registers the rule; imported if it belongs to this package.
 
     Raises:
-        UserError: if no rule is registered for the method.
+        UserError: If no rule is registered for the method.
     """
     if method not in _RULES and module.startswith(f"{_PACKAGE}."):
         import_module(module)

@@ -46,7 +46,7 @@ class LearngeneSizes(SettingsGroup):
         """Check that the sizes fit together.
 
         Raises:
-            UserError: if they do not.
+            UserError: If they do not.
         """
         check_heads(self.width, self.heads)
         check_patches(self.image_size, self.patch_size)

@@ -46,8 +46,8 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
     shards exist, the number of samples, the numbers of rows left out by cause, and the result of the check.
 
     The module has `settings()` (plain data), `widths` (of each teacher's embeddings), `captions` (number of captions it
-    generates for an image, None if the data has them), and a `predict_step` that returns a :class:`Reinforced`. The
-    datamodule is a :class:`ReinforcementData`.
+    generates for an image, None if the data has them), and a `predict_step` that returns a `Reinforced`. The
+    datamodule is a `ReinforcementData`.
 
     Args:
         checked_samples: Number of samples that are embedded again; 0 skips the check.

@@ -110,5 +110,5 @@ def _first_sentence(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text without the markup of reStructuredText: ``name`` and :class:`Name`."""
+    """Return text without the markup of reStructuredText: `name` and `Name`."""
     return re.sub(r":\w+:`([^`]*)`|``([^`]*)``", r"\1\2", text)

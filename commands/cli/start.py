@@ -39,11 +39,19 @@ def answer(words: list[str]) -> str | None:
     return None
 
 
-def main() -> None:
-    """Run the command line with the arguments in `sys.argv`."""
-    if (text := answer(sys.argv[1:])) is not None:
+def main(args: list[str] | None = None) -> None:
+    """Run the command line.
+
+    Args:
+        args: The arguments of the program; None for those in `sys.argv`.
+
+    Raises:
+        SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
+    """
+    words = sys.argv[1:] if args is None else list(args)
+    if (text := answer(words)) is not None:
         sys.stdout.write(text)
         return
-    from ...cli import main as run  # imports torch and Lightning
+    from .run import run  # imports torch and Lightning
 
-    run()
+    run(args, words)

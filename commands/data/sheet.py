@@ -23,7 +23,7 @@ def samples_of(data: PairDataModule, count: int = SAMPLES) -> list[tuple[Image.I
         count: largest number of samples.
 
     Raises:
-        UserError: if the samples cannot be read.
+        UserError: If the samples cannot be read.
     """
     rows = data.state_dict()["rows"]  # of an epoch
     data.batch_size, data.num_workers = max(min(count, rows), 1), 0

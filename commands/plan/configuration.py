@@ -9,6 +9,7 @@ import torch
 from jsonargparse import Namespace
 
 from ...common.absent_network import absent_networks
+from ..cli.lightning_cli import VLightningCLI, open_cli
 from ..cli.links import apply_links
 
 _SCHEDULE = re.compile(r"# Schedule: ([\d,]+) steps of ([\d,]+) ")
@@ -54,7 +55,6 @@ def parse_fit(words: list[str]) -> Any:
     Raises:
         UserError: As `vlightning fit` for a wrong argument.
     """
-    from ...cli import VLightningCLI, open_cli  # imports the commands, and with them this file
 
     class ParsedCLI(VLightningCLI):
         trains = False

@@ -26,14 +26,14 @@ class ExpectsPreprocessing(Protocol):
     """A module whose weights expect a certain preprocessing of images; read by datamodules of images."""
 
     def expected_preprocessing(self) -> Mapping[str, Any]:
-        """Return some of the keys of :func:`~..transforms.normalize.preprocessing`; empty if nothing is expected.
+        """Return some of the keys of `preprocessing`; empty if nothing is expected.
 
-        The key ``transform`` instead names the class of a transform that a checkpoint does not contain.
+        The key `transform` instead names the class of a transform that a checkpoint does not contain.
         """
 
 
 class AdoptsVocabulary(Protocol):
-    """A module that can adopt the size of a trained vocabulary; read by :class:`TextDataModule`."""
+    """A module that can adopt the size of a trained vocabulary; read by `TextDataModule`."""
 
     def adopt_vocabulary(self, size: Callable[[], int]) -> None:
         """Adopt the number of entries of a tokenizer that the datamodule trains.
@@ -44,15 +44,15 @@ class AdoptsVocabulary(Protocol):
 
 
 class NamesViews(Protocol):
-    """A module that trains on several augmented views of an image; read by :class:`LabelDataModule`."""
+    """A module that trains on several augmented views of an image; read by `LabelDataModule`."""
 
     @property
     def views(self) -> Sequence[str]:
-        """Names of the views in a training batch, such as ``["image", "image_slow"]``."""
+        """Names of the views in a training batch, such as `["image", "image_slow"]`."""
 
 
 class EmbedsAugmentations(Protocol):
-    """A module that embeds augmented images for a reinforced dataset; read by :class:`ReinforcementDataModule`."""
+    """A module that embeds augmented images for a reinforced dataset; read by `ReinforcementDataModule`."""
 
     @property
     def views(self) -> Sequence[tuple[int, Interpolation]]:
@@ -74,7 +74,7 @@ class PreprocessesImages(Protocol):
 
     @property
     def preprocessing(self) -> Mapping[str, Any] | None:
-        """Preprocessing of images in evaluation, with the keys of :func:`~..transforms.normalize.preprocessing`."""
+        """Preprocessing of images in evaluation, with the keys of `preprocessing`."""
 
     @property
     def normalization(self) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -82,7 +82,7 @@ class PreprocessesImages(Protocol):
 
 
 class Tokenizes(Protocol):
-    """A datamodule of captions: every :class:`TextDataModule`."""
+    """A datamodule of captions: every `TextDataModule`."""
 
     @property
     def tokenizer(self) -> Any:
@@ -90,11 +90,11 @@ class Tokenizes(Protocol):
 
     @property
     def special_token_ids(self) -> Mapping[str, int | None]:
-        """Ids of ``pad``, ``cls``, ``sep`` and ``mask``."""
+        """Ids of `pad`, `cls`, `sep` and `mask`."""
 
 
 class NamesClasses(Protocol):
-    """A datamodule of labelled images: every :class:`LabelDataModule`."""
+    """A datamodule of labelled images: every `LabelDataModule`."""
 
     @property
     def num_classes(self) -> int:
@@ -113,14 +113,14 @@ class NamesClasses(Protocol):
 
 
 class KnowsLabels(Protocol):
-    """A datamodule of labelled images that are read by position: every :class:`LabelDataModule`."""
+    """A datamodule of labelled images that are read by position: every `LabelDataModule`."""
 
     def training_labels(self) -> Sequence[int]:
-        """Return the label of each training image by ``sample_index``; -1 for an image without a readable label."""
+        """Return the label of each training image by `sample_index`; -1 for an image without a readable label."""
 
 
 class ListsAnswers(Protocol):
-    """A datamodule of questions: every :class:`QuestionDataModule`."""
+    """A datamodule of questions: every `QuestionDataModule`."""
 
     @property
     def answers(self) -> Sequence[str]:
@@ -128,7 +128,7 @@ class ListsAnswers(Protocol):
 
     @property
     def encoded_answers(self) -> Mapping[str, torch.Tensor]:
-        """The answers as ``answer_ids`` and ``answer_mask``, long [C, L]."""
+        """The answers as `answer_ids` and `answer_mask`, long [C, L]."""
 
     def decode_answers(self, ids: torch.Tensor) -> list[str]:
         """Return the texts of token ids [Q, L], special tokens left out."""
@@ -145,7 +145,7 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
         protocol: a protocol of this file.
 
     Raises:
-        UserError: if the object has some members but not all, or a method is not callable.
+        UserError: If the object has some members but not all, or a method is not callable.
     """
     members = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
     # Properties are not evaluated, since their values may not be known yet.
@@ -165,5 +165,5 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
 
 
 def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:
-    """Return the module of a trainer typed as a protocol, as :func:`asked` does; None without a trainer."""
+    """Return the module of a trainer typed as a protocol, as `asked` does; None without a trainer."""
     return None if trainer is None else asked(trainer.lightning_module, protocol)

@@ -51,7 +51,7 @@ def check_decoder(decoder: Decoder) -> None:
     """Check that the package of a decoder is installed.
 
     Raises:
-        UserError: if it is not.
+        UserError: If it is not.
     """
     if decoder == "torchcodec" and find_spec("torchcodec") is None:
         raise UserError(
@@ -79,14 +79,14 @@ def decode_image(
     are composited onto white; 16-bit images are scaled to 8 bits; the EXIF orientation is applied.
 
     Args:
-        data: the encoded file, or None to read ``path``.
-        path: file to read if ``data`` is None.
+        data: the encoded file, or None to read `path`.
+        path: file to read if `data` is None.
         name: name of the image in messages.
         max_pixels: images with more pixels are refused; only their header is decoded.
         upright: whether to apply the EXIF orientation.
 
     Raises:
-        BadSample: if the image cannot be used; the cause is one of :func:`read_image`, or "not an image", "too large",
+        BadSample: If the image cannot be used; the cause is one of `read_image`, or "not an image", "too large",
             "too elongated", "truncated" or "unreadable".
     """
     encoded = read_image(data, path, name)
@@ -134,10 +134,10 @@ def _is_turned(image: Image.Image) -> bool:
 
 
 def read_image(data: bytes | None, path: str | None, name: str) -> bytes:
-    """Return the encoded image; arguments as in :func:`decode_image`.
+    """Return the encoded image; arguments as in `decode_image`.
 
     Raises:
-        BadSample: if there is no image; the cause is "no image", or one of :func:`read_regular`.
+        BadSample: If there is no image; the cause is "no image", or one of `read_regular`.
     """
     if data is not None:
         return data
@@ -159,7 +159,7 @@ def read_regular(path: str | os.PathLike[str], name: str) -> bytes:
         name: name of the file in messages.
 
     Raises:
-        BadSample: if the file cannot be read; the cause is "missing file", "no regular file", "too large", "invalid
+        BadSample: If the file cannot be read; the cause is "missing file", "no regular file", "too large", "invalid
             path" (one with NUL or lone surrogates) or "unreadable".
     """
     try:
@@ -213,7 +213,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """Convert to 8-bit RGB; Pillow's ``convert`` alone clips 16-bit values at 255 and drops transparency."""
+    """Convert to 8-bit RGB; Pillow's `convert` alone clips 16-bit values at 255 and drops transparency."""
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode.startswith("I") or image.mode == "F":

@@ -16,10 +16,10 @@ LEAST = 8
 
 
 def check_limit(limit: int | float | None) -> None:
-    """Check ``limit_eval_rows``.
+    """Check `limit_eval_rows`.
 
     Raises:
-        UserError: if it is neither a number of rows nor a share.
+        UserError: If it is neither a number of rows nor a share.
     """
     if limit is None or (isinstance(limit, int) and limit >= 1) or (isinstance(limit, float) and 0 < limit <= 1):
         return

@@ -34,7 +34,7 @@ class Fault(NamedTuple):
 
 
 class BadSample(Exception):
-    """Raised for a sample that cannot be used; carries the :class:`Fault`."""
+    """Raised for a sample that cannot be used; carries the `Fault`."""
 
     def __init__(self, cause: str, name: str) -> None:
         super().__init__(cause, name)
@@ -60,19 +60,19 @@ ROW_ERRORS = (
 """Errors that the content of a row can raise in the code that reads it.
 
 Programming errors (NameError, AttributeError, AssertionError) are not included: they end the run with a traceback, as
-do errors of transforms, which are applied outside of :func:`reading`.
+do errors of transforms, which are applied outside of `reading`.
 """
 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Raise errors that the content of one row causes as :class:`BadSample`, with the text of the error in the name.
+    """Raise errors that the content of one row causes as `BadSample`, with the text of the error in the name.
 
     Args:
         name: name of the row in messages.
 
     Raises:
-        BadSample: if one of :data:`ROW_ERRORS` is raised; the cause includes its type, as in
+        BadSample: If one of `ROW_ERRORS` is raised; the cause includes its type, as in
             "unreadable (RecursionError)".
     """
     try:
@@ -128,7 +128,7 @@ class Account:
         """Add the counts of one batch.
 
         Raises:
-            BadDataError: if the share of unusable samples is above the limit.
+            BadDataError: If the share of unusable samples is above the limit.
         """
         self.seen += seen
         for cause, name in faults:
@@ -151,7 +151,7 @@ class Account:
         """Check the share of unusable samples.
 
         Raises:
-            BadDataError: if the share is above the limit.
+            BadDataError: If the share is above the limit.
         """
         if self.causes.total() > self.max_bad_share * self.seen:
             self.fail()
@@ -160,7 +160,7 @@ class Account:
         """Log the number of unusable samples if it has changed, and check their share.
 
         Raises:
-            BadDataError: if the share is above the limit.
+            BadDataError: If the share is above the limit.
         """
         if self.causes.total() > self._logged:
             self._logged = self.causes.total()
@@ -173,7 +173,7 @@ class Account:
         """End the run.
 
         Raises:
-            BadDataError: in all cases.
+            BadDataError: In all cases.
         """
         raise BadDataError(
             f"Expected at most {self.max_bad_share:.2%} unusable {self.split} samples (data.max_bad_share), got "
@@ -181,6 +181,6 @@ class Account:
         )
 
     def summary(self) -> str:
-        """Return the counts, as in ``3 of 200 (truncated: 2, missing file: 1)``."""
+        """Return the counts, as in `3 of 200 (truncated: 2, missing file: 1)`."""
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
         return f"{self.causes.total()} of {self.seen} ({causes})"

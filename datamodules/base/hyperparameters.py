@@ -27,7 +27,7 @@ def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | No
     """Check that a batch size other than the class's default is not given beside a global one.
 
     Raises:
-        UserError: if both are given.
+        UserError: If both are given.
     """
     own = (inspect.signature(base).parameters.get("batch_size") for base in cls.__mro__)
     default = next(parameter.default for parameter in own if parameter is not None)
@@ -41,7 +41,7 @@ def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | No
 def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:
     """Record the constructor's arguments that are plain data, those of the base classes included.
 
-    A checkpoint that contains a module or a dataclass cannot be loaded with ``weights_only=True``. With the command
+    A checkpoint that contains a module or a dataclass cannot be loaded with `weights_only=True`. With the command
     line Lightning records the configuration instead of the arguments, so transforms are recorded by name. URLs are
     recorded without their secrets.
 
@@ -63,7 +63,7 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
 
 @functools.cache
 def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a class's constructor arguments, including those passed through ``**options``."""
+    """Return the names of a class's constructor arguments, including those passed through `**options`."""
     names: set[str] = set()
     passed: set[str] = set()
     for base in cls.__mro__:

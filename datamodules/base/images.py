@@ -24,12 +24,12 @@ from .contract import ExpectsPreprocessing, asked_of
 class ImageTransforms(pl.LightningDataModule):
     """Transforms of training and evaluation, and their description; a base class of the datamodules of images.
 
-    The constructor of the datamodule sets ``_train_transform`` and ``_eval_transform``; None selects the default.
+    The constructor of the datamodule sets `_train_transform` and `_eval_transform`; None selects the default.
 
-    Loader workers apply :meth:`worker_transform`: they send uint8, a quarter of the bytes of float32. In a run, the
+    Loader workers apply `worker_transform`: they send uint8, a quarter of the bytes of float32. In a run, the
     images are normalized after their transfer, on the device; without a running trainer, by the loader. The values are
-    those of the transform, bit for bit. A transform that is no :class:`~..transforms.normalize.NormalizedTransform`
-    (:class:`ProbeTrainTransform`, which erases after the normalization, and those of users) sends what it returns.
+    those of the transform, bit for bit. A transform that is no `NormalizedTransform`
+    (`ProbeTrainTransform`, which erases after the normalization, and those of users) sends what it returns.
     """
 
     _train_transform: nn.Module | None

@@ -1,8 +1,8 @@
-"""Loaders for Lightning: plain iterables around a torch ``DataLoader``.
+"""Loaders for Lightning: plain iterables around a torch `DataLoader`.
 
-With several processes Lightning replaces the sampler of every ``DataLoader`` (the new sampler shuffles in training, and
+With several processes Lightning replaces the sampler of every `DataLoader` (the new sampler shuffles in training, and
 pads with duplicates in evaluation), and creates the loader again for prediction. Lightning does not change other
-iterables. The iterables in this file yield the batches of *this* process for any ``use_distributed_sampler``, and
+iterables. The iterables in this file yield the batches of *this* process for any `use_distributed_sampler`, and
 separate the counts of unusable samples, which loader workers send, from the batch.
 """
 
@@ -24,10 +24,10 @@ from .private_api import recorded_batches, stop_workers
 
 
 class BatchLoader:
-    """Loader of batches; each ``iter()`` starts a new pass when its first batch is requested.
+    """Loader of batches; each `iter()` starts a new pass when its first batch is requested.
 
     Args:
-        make: creates the inner loader of :class:`Collated` batches.
+        make: creates the inner loader of `Collated` batches.
         length: number of batches; None if it is unknown.
         account: counts unusable samples.
         keep: whether to use one inner loader, with persistent workers, for all passes.
@@ -107,7 +107,7 @@ class PredictionLoader(BatchLoader):
         batches: indices of the items in each batch of this process.
         make: creates the inner loader from a batch sampler.
         account: counts unusable samples.
-        skip_empty: as in :class:`BatchLoader`.
+        skip_empty: as in `BatchLoader`.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ def inner_loader(dataset: Any, collate: Callable[..., Collated], num_workers: in
 
 
 def outlast_signals(worker: int) -> None:
-    """Keep a loader worker alive after SIGTERM, SIGINT or SIGUSR1; used as ``worker_init_fn``.
+    """Keep a loader worker alive after SIGTERM, SIGINT or SIGUSR1; used as `worker_init_fn`.
 
     SLURM, and Ctrl-C in a terminal, send these signals to all processes of a run. Without its workers the run could not
     finish the step and write a checkpoint. A signal more than five seconds after the first ends the worker, since torch

@@ -15,7 +15,7 @@ from ...common.errors import UserError
 class Mix:
     """Rows of the sources of a split, each with a weight.
 
-    Rows are numbered from 0 over all sources. An epoch reads *items*: item ``i`` is row ``i % rows``, and ``i // rows``
+    Rows are numbered from 0 over all sources. An epoch reads *items*: item `i` is row `i % rows`, and `i // rows`
     is the number of the repetition, so that each repetition of a row has its own random draws.
 
     Args:
@@ -79,7 +79,7 @@ def tempered(mix: Mix, temperature: float) -> Mix:
         temperature: T; with 1 the shares are those of the sizes, with infinity they are equal.
 
     Raises:
-        UserError: if sources have other weights, or there is one source only, and T is not 1.
+        UserError: If sources have other weights, or there is one source only, and T is not 1.
     """
     if temperature == 1:
         return mix

@@ -22,10 +22,10 @@ class PairRows(Rows, Protocol):
     """Rows of images and captions."""
 
     def captions(self, row: int) -> list[str]:
-        """Return the raw captions; raises :class:`BadSample`."""
+        """Return the raw captions; raises `BadSample`."""
 
     def image_id(self, row: int) -> int:
-        """Return a number that is equal for rows of the same image; raises :class:`BadSample`."""
+        """Return a number that is equal for rows of the same image; raises `BadSample`."""
 
     def images(self) -> list[list[int]]:
         """Return the rows of each image, for evaluation."""
@@ -58,11 +58,11 @@ def training_sample(
         captions: captions of the row.
         encoder: decides which captions are usable.
         transform: the training transform.
-        numbers: random numbers of the row, from :func:`sample_numbers`.
+        numbers: random numbers of the row, from `sample_numbers`.
         name: name of the row in messages.
 
     Raises:
-        BadSample: if there is no usable caption or image.
+        BadSample: If there is no usable caption or image.
     """
     usable = [caption for caption in captions if encoder.usable(caption)]
     if not usable:
@@ -75,14 +75,14 @@ def training_sample(
 
 @dataclass
 class PairReader:
-    """Reader of training samples: an augmented image with one of its captions; see :func:`training_sample`."""
+    """Reader of training samples: an augmented image with one of its captions; see `training_sample`."""
 
     rows: PairRows
     transform: Transform
     encoder: Encoder
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
-        """Read a row; arguments and errors as in :class:`~.samples.Reader`."""
+        """Read a row; arguments and errors as in `Reader`."""
         image, caption = training_sample(
             lambda: self.rows.image(row),
             self.rows.captions(row),
@@ -152,7 +152,7 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
 
 
 class EvaluationParts(Protocol):
-    """Members of an evaluation dataset that :func:`evaluation_outcome` reads."""
+    """Members of an evaluation dataset that `evaluation_outcome` reads."""
 
     transform: Transform
     encoder: Encoder
@@ -182,7 +182,7 @@ def evaluation_outcome(
 
 @dataclass
 class TrainingCollate:
-    """Build training batches: ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``."""
+    """Build training batches: `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`."""
 
     encoder: Encoder
 
@@ -204,7 +204,7 @@ class TrainingCollate:
 class EvaluationCollate:
     """Build evaluation batches: the images, and the concatenated captions of all images.
 
-    ``text_image_id`` [T] is the id of the image of each caption; ``text_id`` [T] is equal for texts that are equal
+    `text_image_id` [T] is the id of the image of each caption; `text_id` [T] is equal for texts that are equal
     after the cleaning.
     """
 
@@ -237,7 +237,7 @@ def empty_images(transform: Transform) -> torch.Tensor:
 
 @dataclass
 class TextCollate:
-    """Build batches of texts: ``input_ids``, ``attention_mask``, and ``text_index`` [T], the index of each text."""
+    """Build batches of texts: `input_ids`, `attention_mask`, and `text_index` [T], the index of each text."""
 
     encoder: Encoder
 

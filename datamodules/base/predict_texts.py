@@ -38,7 +38,7 @@ class PredictTexts:
         """Check that at least one text is not empty, and log the number of empty texts.
 
         Raises:
-            UserError: if texts were given, and all of them are empty.
+            UserError: If texts were given, and all of them are empty.
         """
         if self.given is None:
             return

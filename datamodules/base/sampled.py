@@ -46,13 +46,13 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     Evaluation reads each item exactly once over all processes, without padding.
 
     A subclass defines the rows, samples and batches in the methods of the first section. It passes the arguments below
-    on as ``**options``, and declares one of them only to change its default.
+    on as `**options`, and declares one of them only to change its default.
 
     Args:
         batch_size: training rows per process and batch.
-        global_batch_size: training rows per batch of all processes together, in place of ``batch_size``: a recipe keeps
+        global_batch_size: training rows per batch of all processes together, in place of `batch_size`: a recipe keeps
             its batch, and with it its learning rate, on any number of processes that divides it.
-        eval_batch_size: images per process and evaluation batch; by default ``batch_size``.
+        eval_batch_size: images per process and evaluation batch; by default `batch_size`.
         limit_eval_rows: number of images (texts or rows, where these are evaluated) that validation and test read, or
             their share, a float up to 1.0; always the same ones, evenly spaced, of each class in proportion where there
             are labels. By default all.
@@ -69,7 +69,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
-    """Protocols of the module that the datamodule reads (:mod:`.contract`)."""
+    """Protocols of the module that the datamodule reads (`contract`)."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Return how often an epoch reads the rows of each source.
 
         Raises:
-            UserError: if the sources and ``mixing_temperature`` do not fit together.
+            UserError: If the sources and `mixing_temperature` do not fit together.
         """
         return tempered(self.training_mix(rows), self.mixing_temperature)
 
@@ -163,7 +163,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Check the contract with the module, divide the global batch, and open the splits of a stage.
 
         Raises:
-            UserError: if a split cannot be used, the module violates the contract, or the processes do not divide the
+            UserError: If a split cannot be used, the module violates the contract, or the processes do not divide the
                 global batch.
         """
         if self.global_batch_size is not None:
@@ -204,7 +204,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         return self._evaluation_loader("test", limited=True)
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return the loader of the ``predict`` source, which reads each image once."""
+        """Return the loader of the `predict` source, which reads each image once."""
         return self._evaluation_loader("predict")
 
     def teardown(self, stage: str | None = None) -> None:
@@ -232,7 +232,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly.
 
         Raises:
-            UserError: if a stream would be divided in another way, and so read some rows twice and others never.
+            UserError: If a stream would be divided in another way, and so read some rows twice and others never.
         """
         seed = state_dict["seed"]
         if seed != self.run_seed:
@@ -278,10 +278,10 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     # For callbacks
 
     def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return the image of a ``sample_index`` before the evaluation transform: decoded, RGB, upright.
+        """Return the image of a `sample_index` before the evaluation transform: decoded, RGB, upright.
 
         Raises:
-            UserError: if the split is not set up, or the image cannot be used.
+            UserError: If the split is not set up, or the image cannot be used.
         """
         try:
             image: Image.Image = self._opened(split).image(sample_index)
@@ -292,10 +292,10 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
             ) from None
 
     def image_name(self, split: Split, sample_index: int) -> str:
-        """Return the path of the image of a ``sample_index``, or its source and row if the data contains the image.
+        """Return the path of the image of a `sample_index`, or its source and row if the data contains the image.
 
         Raises:
-            UserError: if the split is not set up.
+            UserError: If the split is not set up.
         """
         name: str = self._opened(split).image_name(sample_index)
         return name
@@ -360,7 +360,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         return self._inner(self.training_set(rows), self.training_collate(), **options)
 
     def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
-        """Return a loader of the items of an evaluation, all of them or those of ``limit_eval_rows``."""
+        """Return a loader of the items of an evaluation, all of them or those of `limit_eval_rows`."""
         rows = self._opened(split)
         items = self.evaluation_items(rows)
         replicas, rank = self.replicas()
@@ -378,7 +378,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         return self._remember(BatchLoader(make, len(batches), account, keep=False, skip_empty=alone))
 
     def _limited(self, split: Split, rows: Any, length: int) -> np.ndarray:
-        """Return the items of ``limit_eval_rows``, int64 [n]; warn if their labels are unlike those of the split."""
+        """Return the items of `limit_eval_rows`, int64 [n]; warn if their labels are unlike those of the split."""
         labels = self.evaluation_labels(rows)
         places = drawn_evenly(length, self.limit_eval_rows, labels)
         if len(places) < length:

@@ -25,7 +25,7 @@ class Rows(Protocol):
         """Return the number of rows."""
 
     def image(self, row: int) -> Image.Image:
-        """Return the decoded image (RGB); raises :class:`BadSample`."""
+        """Return the decoded image (RGB); raises `BadSample`."""
 
     def name(self, row: int) -> str:
         """Return the name of a row in messages."""
@@ -42,15 +42,15 @@ class Reader(Protocol):
 
         Args:
             row: index of the row.
-            numbers: random numbers of the row, from :func:`sample_numbers`.
+            numbers: random numbers of the row, from `sample_numbers`.
 
         Raises:
-            BadSample: if the row cannot be used.
+            BadSample: If the row cannot be used.
         """
 
 
 class SeededSet(Dataset[Outcome]):
-    """Dataset whose rows are transformed within :func:`~.sampling.seeded`.
+    """Dataset whose rows are transformed within `seeded`.
 
     The states of the process's generators are restored once per batch, which is faster than once per row. A subclass
     defines `__len__` and `__getitem__`.
@@ -66,7 +66,7 @@ class SeededSet(Dataset[Outcome]):
 class TrainingSet(SeededSet):
     """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
-    A key is an epoch and an item, see :class:`~.mixing.Mix`.
+    A key is an epoch and an item, see `Mix`.
 
     Args:
         length: number of rows.
@@ -83,7 +83,7 @@ class TrainingSet(SeededSet):
         return self.length
 
     def sample(self, epoch: int, item: int) -> Any:
-        """Read the row of an item with the item's random numbers of an epoch; raises :class:`BadSample`."""
+        """Read the row of an item with the item's random numbers of an epoch; raises `BadSample`."""
         return self.read(item % self.length, sample_numbers(self.seed, epoch, item))
 
     def __getitem__(self, key: Key) -> Outcome:

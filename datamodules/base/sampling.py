@@ -1,8 +1,8 @@
 """Assignment of rows to batches, as a function of counters and not of the state of a generator.
 
-The order of an epoch is a permutation drawn from ``(seed, epoch)`` alone, the same for any number of processes and
-loader workers. Global batch ``k`` is rows ``k*N*B .. (k+1)*N*B`` of it (``N`` processes, ``B`` rows per process),
-and each process takes its contiguous slice of ``B``. Two integers therefore resume a run exactly: the epoch, and the
+The order of an epoch is a permutation drawn from `(seed, epoch)` alone, the same for any number of processes and
+loader workers. Global batch `k` is rows `k*N*B .. (k+1)*N*B` of it (`N` processes, `B` rows per process),
+and each process takes its contiguous slice of `B`. Two integers therefore resume a run exactly: the epoch, and the
 number of batches done in it.
 """
 
@@ -98,9 +98,9 @@ def preserve_rng_states() -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Run a transform with torch's CPU, numpy's and Python's global generators seeded, and :func:`preserve_rng_states`.
+    """Run a transform with torch's CPU, numpy's and Python's global generators seeded, and `preserve_rng_states`.
 
-    The generators of accelerators are not changed, as they would be by ``torch.manual_seed``.
+    The generators of accelerators are not changed, as they would be by `torch.manual_seed`.
     """
     with preserve_rng_states():
         torch.default_generator.manual_seed(seed)
@@ -157,7 +157,7 @@ def share_of_batch(global_batch_size: int, replicas: int) -> int:
     """Return the rows of one process in a global batch.
 
     Raises:
-        UserError: if the processes do not divide it evenly.
+        UserError: If the processes do not divide it evenly.
     """
     share, rest = divmod(global_batch_size, replicas)
     if rest:
@@ -172,7 +172,7 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
     """Return the number of global batches in an epoch of training rows; remaining rows are dropped.
 
     Raises:
-        UserError: if the rows do not fill one global batch.
+        UserError: If the rows do not fill one global batch.
     """
     if rows < batch_size * replicas:
         raise UserError(
@@ -183,7 +183,7 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
 
 
 class TrainingBatchSampler:
-    """Batch sampler of ``(epoch, item)`` keys for this process; incomplete global batches are dropped.
+    """Batch sampler of `(epoch, item)` keys for this process; incomplete global batches are dropped.
 
     Args:
         mix: rows of the split, whose items an epoch reads.
@@ -214,7 +214,7 @@ class TrainingBatchSampler:
         yield from self.batches(epoch, done, order_epoch=0 if self.position.frozen_order else epoch)
 
     def batches(self, epoch: int, done: int = 0, order_epoch: int | None = None) -> Iterator[list[Key]]:
-        """Yield the batches of an epoch, starting at batch ``done``."""
+        """Yield the batches of an epoch, starting at batch `done`."""
         order = epoch_order(self.seed, epoch if order_epoch is None else order_epoch, self.mix)
         for batch in range(done, len(self)):
             start = (batch * self.world_size + self.rank) * self.batch_size
@@ -225,13 +225,13 @@ def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int)
     """Return the batches of this process in an evaluation; each item is in one batch of one process.
 
     All processes have the same number of batches, so that the collectives of a sharded model match. Batch sizes differ
-    by at most one, and may be one larger than ``batch_size``.
+    by at most one, and may be one larger than `batch_size`.
 
     Returns:
         The indices of the items in each batch.
 
     Raises:
-        UserError: if there are fewer items than processes.
+        UserError: If there are fewer items than processes.
     """
     if length < world_size:
         raise UserError(

@@ -21,7 +21,7 @@ def require_utf8(path: str | Path) -> Iterator[None]:
     """Raise decoding errors of a file that is read in the context as errors for the user, with the remedy.
 
     Raises:
-        UserError: if the encoding of the file is not UTF-8.
+        UserError: If the encoding of the file is not UTF-8.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def parse_integer(digits: str) -> int | str:
 
 @dataclass(frozen=True)
 class DuplicateKey:
-    """What :func:`with_unique_keys` returns for a JSON object that has a key twice."""
+    """What `with_unique_keys` returns for a JSON object that has a key twice."""
 
     key: str
 
@@ -57,15 +57,15 @@ def with_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any] | Duplicate
 def parse_json(
     text: str, path: str | Path, object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None
 ) -> Any:
-    """Parse the JSON text of a file; integers as in :func:`parse_integer`.
+    """Parse the JSON text of a file; integers as in `parse_integer`.
 
     Args:
         text: the text.
         path: the file, for messages.
-        object_pairs_hook: as in :func:`json.loads`; None for dicts, which keep the last value of a duplicate key.
+        object_pairs_hook: as in `json.loads`; None for dicts, which keep the last value of a duplicate key.
 
     Raises:
-        UserError: if the text is not valid JSON, or is nested too deeply.
+        UserError: If the text is not valid JSON, or is nested too deeply.
     """
     try:
         return json.loads(text, parse_int=parse_integer, object_pairs_hook=object_pairs_hook)
@@ -77,7 +77,7 @@ def read_texts(file: str) -> list[str]:
     """Read the lines of a text file, including empty lines, so that the index of a text is the index of its line.
 
     Raises:
-        UserError: if the file does not exist or is not UTF-8.
+        UserError: If the file does not exist or is not UTF-8.
     """
     try:
         with open(os.path.expanduser(file), encoding=ENCODING) as lines:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
-from ..text.clip import CLIP, CLIPTextEncoder
+from ..text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
 from ..text.saved_tokenizer import tokenizer_in_checkpoint
 from ..text.tokenizers import (
     Encoder,
@@ -35,7 +35,6 @@ from .stages import splits_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    from ..text.clip_tokenizer import CLIPTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +42,10 @@ log = logging.getLogger(__name__)
 class TextDataModule(ImageTransforms, SampledDataModule):
     """Images with texts, in batches of the project's contract (dicts of tensors).
 
-    A subclass defines the rows in :meth:`open_split`, and the samples.
+    A subclass defines the rows in `open_split`, and the samples.
 
     Args:
-        tokenizer: hub name, local folder, BERT ``vocab.txt`` or ``tokenizer.json``, or "clip" for CLIP's own; by
+        tokenizer: hub name, local folder, BERT `vocab.txt` or `tokenizer.json`, or "clip" for CLIP's own; by
             default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
         vocab_size: largest number of entries of a tokenizer (BERT: 30,522); the module adopts the actual number of
             entries of a trained tokenizer.
@@ -54,13 +53,13 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         append_sep: whether sequences end with [SEP], as in BERT; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps (ALBEF: 30).
-        pad_to_multiple_of: texts of a batch are padded to a length that this divides, at most to ``max_tokens``; 8
-            makes few lengths and ``max_tokens`` one, for which a compiled network is compiled once. By default to the
+        pad_to_multiple_of: texts of a batch are padded to a length that this divides, at most to `max_tokens`; 8
+            makes few lengths and `max_tokens` one, for which a compiled network is compiled once. By default to the
             longest text of the batch. The draws of masked words depend on the length.
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
         train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
-        **options: see :class:`SampledDataModule`.
+        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
@@ -101,7 +100,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         """Open the splits of a stage, let the module adopt the vocabulary, and check the texts for prediction.
 
         Raises:
-            UserError: if a split cannot be used, or all texts are empty.
+            UserError: If a split cannot be used, or all texts are empty.
         """
         super().setup(stage)
         if stage == "fit":
@@ -110,10 +109,10 @@ class TextDataModule(ImageTransforms, SampledDataModule):
             self._texts.check()
 
     def predict_dataloader(self) -> BatchLoader | list[BatchLoader]:
-        """Return the loaders of the ``predict`` source and of the texts; each image and each text is read once.
+        """Return the loaders of the `predict` source and of the texts; each image and each text is read once.
 
-        An image has its captions, if any. Batches of texts hold ``input_ids``, ``attention_mask`` and ``text_index``,
-        the index in ``predict_texts``.
+        An image has its captions, if any. Batches of texts hold `input_ids`, `attention_mask` and `text_index`,
+        the index in `predict_texts`.
         """
         if not self.predict_texts:
             return self._evaluation_loader("predict")
@@ -141,7 +140,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     @property
     def predict_texts(self) -> list[str]:
-        """Texts for prediction, by ``text_index``; empty texts are in no batch."""
+        """Texts for prediction, by `text_index`; empty texts are in no batch."""
         return self._texts.all
 
     @property
@@ -150,8 +149,6 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         if self._tokenizer is None:
             tokenizer: Any
             if self._tokenizer_name == CLIP:
-                from ..text.clip_tokenizer import clip_tokenizer
-
                 tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)
@@ -173,7 +170,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     @property
     def special_token_ids(self) -> dict[str, int | None]:
-        """Ids of ``pad``, ``cls``, ``sep`` and ``mask``; None if the tokenizer has no such token."""
+        """Ids of `pad`, `cls`, `sep` and `mask`; None if the tokenizer has no such token."""
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
 

@@ -9,17 +9,17 @@ from .phrases import PhraseRows, PhraseTable
 
 
 class GroundingShapesDataModule(GroundingBatches, ShapesDataModule):
-    """The images of :class:`ShapesDataModule`, with phrases such as "a small blue square": a fixture for trials.
+    """The images of `ShapesDataModule`, with phrases such as "a small blue square": a fixture for trials.
 
     Training images come with the phrase of one of their two objects, without a box. Evaluation has a phrase for each of
     the two objects and four candidate boxes: both objects, and two places without an object. A random box is right for
     25% of the phrases.
 
     Args:
-        **options: see :class:`ShapesDataModule`. ``eval_length`` counts images, each with two phrases.
+        **options: see `ShapesDataModule`. `eval_length` counts images, each with two phrases.
     """
 
     def open_split(self, split: Split) -> PhraseTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         kind = PhraseTable if split == "train" else PhraseRows
         return kind(split, self.length, self.eval_length, self.image_size, self.data_seed)

@@ -44,7 +44,7 @@ class ShapeClassTable:
         return row % len(CLASSES)
 
     def image(self, row: int) -> Image.Image:
-        """Draw an image: RGB, ``image_size`` pixels square."""
+        """Draw an image: RGB, `image_size` pixels square."""
         draws = generator(self._stream, self._seed, row)
         side = self._image_size * OVERSAMPLING
         image = Image.new("RGB", (side, side), (GREY, GREY, GREY))
@@ -76,19 +76,19 @@ def _shade(color: tuple[int, int, int], draws: np.random.Generator) -> tuple[int
 class ShapeClassesDataModule(LabelDataModule):
     """One colored shape on a noisy background: a fixture for trials, not a benchmark.
 
-    40 classes, 8 colors of 5 shapes, equally frequent. An image is a function of (``data_seed``, split, index) only.
+    40 classes, 8 colors of 5 shapes, equally frequent. An image is a function of (`data_seed`, split, index) only.
     The transforms are CIFAR's.
 
     Args:
         length: number of training images in an epoch.
         eval_length: number of images in the validation split, and in the test split.
-        data_seed: seed of the content of the images. Separate from ``seed``, so that runs with different seeds have the
+        data_seed: seed of the content of the images. Separate from `seed`, so that runs with different seeds have the
             same test split.
         image_size: side of the images, pixels.
         noise: standard deviation of the pixel noise, on the 0-255 scale. Without noise a small network classifies all
             images correctly.
         num_workers: loader workers per process.
-        **options: see :class:`LabelDataModule`.
+        **options: see `LabelDataModule`.
     """
 
     def __init__(
@@ -119,6 +119,6 @@ class ShapeClassesDataModule(LabelDataModule):
         return tuple(CLASSES)
 
     def open_split(self, split: Split) -> ShapeClassTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         length = self.length if split == "train" else self.eval_length
         return ShapeClassTable(split, length, self.image_size, self.data_seed, self.noise)

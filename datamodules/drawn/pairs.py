@@ -19,12 +19,12 @@ class ShapesDataModule(PairDataModule):
     A caption reads "a large red circle to the left of a small blue square": 80 objects (2 sizes, 8 colors, 5 shapes),
     3160 pairs of different objects, 4 relations, 12,640 captions in all, one per image. Validation and test show pairs
     of objects that occur in no other split; every single object occurs in training. An image is a function of
-    (``data_seed``, split, index) only.
+    (`data_seed`, split, index) only.
 
     Args:
         length: number of training images in an epoch.
         eval_length: number of images in the validation split, and in the test split, each with a different caption.
-        data_seed: seed of the content of the images. Separate from ``seed``, so that runs with different seeds have the
+        data_seed: seed of the content of the images. Separate from `seed`, so that runs with different seeds have the
             same test split.
         image_size: side of the images, pixels.
         min_crop: smallest share of the image's area in a training crop; low values crop objects.
@@ -33,7 +33,7 @@ class ShapesDataModule(PairDataModule):
         batch_size: training images per process and batch.
         num_workers: loader workers per process.
         vocab_size: largest number of tokenizer entries. The captions need about 250, of which 104 are reserved.
-        **options: see :class:`PairDataModule`. Prediction reads the images of the test split.
+        **options: see `PairDataModule`. Prediction reads the images of the test split.
     """
 
     def __init__(
@@ -68,5 +68,5 @@ class ShapesDataModule(PairDataModule):
         return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     def open_split(self, split: Split) -> ShapesTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         return ShapesTable(split, self.length, self.eval_length, self.image_size, self.data_seed)

@@ -10,7 +10,7 @@ from .shapes import JITTER, ShapesTable, places
 
 
 class PhraseTable(ShapesTable):
-    """Images of :class:`ShapesTable`; in training with the phrases of both objects, of which one is drawn."""
+    """Images of `ShapesTable`; in training with the phrases of both objects, of which one is drawn."""
 
     def captions(self, row: int) -> list[str]:
         """Return the phrases of both objects."""
@@ -33,7 +33,7 @@ class PhraseRows(PhraseTable):
         return super().captions(row // 2)[row % 2 : row % 2 + 1]
 
     def image(self, row: int) -> Image.Image:
-        """Draw the image of a phrase: RGB, ``image_size`` pixels square."""
+        """Draw the image of a phrase: RGB, `image_size` pixels square."""
         return super().image(row // 2)
 
     def image_id(self, row: int) -> int:

@@ -81,7 +81,7 @@ class ShapeQuestionTable:
         return Asked(f"is there a {color} {shape}?", "yes" if there else "no")
 
     def image(self, row: int) -> Image.Image:
-        """Draw the image of a row: RGB, ``image_size`` pixels square."""
+        """Draw the image of a row: RGB, `image_size` pixels square."""
         return self._shapes.image(self._image_of(row))
 
     def question(self, row: int) -> str:

@@ -14,13 +14,13 @@ from .tasks import DrawnShapes
 class ShapesVQADataModule(DrawnShapes, QuestionDataModule):
     """Questions about two colored shapes: their color, their shape, how many there are, whether there is one.
 
-    A fixture for trials, not a benchmark. The images are those of :class:`ShapesDataModule`, and so is the trained
+    A fixture for trials, not a benchmark. The images are those of `ShapesDataModule`, and so is the trained
     tokenizer, which spells the words that captions do not have.
 
     Args:
         eval_length: number of images in the validation split, and in the test split, each with four questions.
-        **options: see :class:`DrawnShapes` and :class:`~.questions.QuestionDataModule`; a training image has
-            ``questions_per_image`` questions.
+        **options: see `DrawnShapes` and `QuestionDataModule`; a training image has
+            `questions_per_image` questions.
     """
 
     def __init__(self, eval_length: int = 256, **options: Any) -> None:
@@ -32,5 +32,5 @@ class ShapesVQADataModule(DrawnShapes, QuestionDataModule):
         return ANSWERS
 
     def open_split(self, split: Split) -> ShapeQuestionTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         return ShapeQuestionTable(split, *self.content, self.questions_per_image)

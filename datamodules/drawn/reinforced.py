@@ -132,10 +132,10 @@ def reinforced_scene(
 class ReinforcedShapesDataModule(ReinforcedDataModule):
     """Two colored shapes with reinforcements: a fixture for trials, not a benchmark.
 
-    Training reads shards in DataCompDR's layout, which are first written to ``folder``: images and captions as in
-    :class:`ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (of dimension 64
+    Training reads shards in DataCompDR's layout, which are first written to `folder`: images and captions as in
+    `ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (of dimension 64
     and 96). The teachers are not trained networks; they embed the content of the scene. Validation and test are those
-    of :class:`ShapesDataModule`: pairs of objects that do not occur in training.
+    of `ShapesDataModule`: pairs of objects that do not occur in training.
 
     Args:
         folder: folder of the shards, with one subfolder per set of arguments; existing shards are reused.
@@ -147,7 +147,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         num_workers: loader workers per process.
         image_size: side of the stored and of the training images, pixels.
         max_tokens: length of the token sequences; the captions need 16.
-        **options: see :class:`ReinforcedDataModule`. Prediction reads the images of the test split.
+        **options: see `ReinforcedDataModule`. Prediction reads the images of the test split.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
             yield reinforced_scene(table, row, draw, self.augmentations, teachers, self.data_seed)
 
     def open_split(self, split: Split) -> ReinforcedTable | ShapesTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         if split != "train":
             return self._table(split)
         shards = Shards(find_shards([str(self.folder)]), index_cache(str(self.folder)))

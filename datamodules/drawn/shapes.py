@@ -86,7 +86,7 @@ class ShapesTable:
         seed: seed of the images; an image is a function of the seed and of its index.
 
     Raises:
-        UserError: if a length is out of its range.
+        UserError: If a length is out of its range.
     """
 
     def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
@@ -116,7 +116,7 @@ class ShapesTable:
         return Scene(THINGS[first], THINGS[second], RELATIONS[draws.integers(len(RELATIONS))])
 
     def image(self, row: int) -> Image.Image:
-        """Draw an image: RGB, ``image_size`` pixels square."""
+        """Draw an image: RGB, `image_size` pixels square."""
         return draw(self.scene(row), self._image_size, generator(self._stream, self._seed, row, 1))
 
     def captions(self, row: int) -> list[str]:
@@ -169,7 +169,7 @@ def places(scene: Scene, jitter: np.ndarray) -> list[tuple[float, float, float]]
 
     Args:
         scene: the scene.
-        jitter: the first :data:`JITTER` draws of the image, from -1 to 1.
+        jitter: the first `JITTER` draws of the image, from -1 to 1.
     """
     near, far = 0.27 + 0.025 * jitter[1], 0.73 + 0.025 * jitter[2]
     across = 0.5 + 0.1 * jitter[3:5]

@@ -1,6 +1,6 @@
 """Rows of generated images of colored shapes with texts to judge: entailment of a caption, statements about pairs.
 
-They have the members of :class:`~.task_table.TaskTable` that readers use. A row is a function of (seed, split, index).
+They have the members of `TaskTable` that readers use. A row is a function of (seed, split, index).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class ShapeEntailmentTable:
         return Judged(scene, Scene(things[0], things[1], scene.relation), covered, label)
 
     def all_images(self, row: int) -> list[Image.Image]:
-        """Draw the image of a row: RGB, ``image_size`` pixels square."""
+        """Draw the image of a row: RGB, `image_size` pixels square."""
         judged = self.judged(row)
         image = draw(judged.scene, self._side, generator(*self._draws, row, _LEFT))
         if judged.covered is not None:
@@ -94,7 +94,7 @@ class ShapeEntailmentTable:
         return [self.name(row)]
 
     def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
+        """Yield the texts that the tokenizer of `ShapesTable` is trained on, for its checkpoints."""
         return self._shapes.texts()
 
 
@@ -166,7 +166,7 @@ class ShapePairTable:
         return Compared(_scene(thing, bool(left), draws), _scene(thing, bool(right), draws), statement, label)
 
     def all_images(self, row: int) -> list[Image.Image]:
-        """Draw the images of a row: RGB, ``image_size`` pixels square."""
+        """Draw the images of a row: RGB, `image_size` pixels square."""
         compared = self.compared(row)
         return [
             draw(scene, self._side, generator(*self._draws, row, stream))
@@ -196,7 +196,7 @@ class ShapePairTable:
         return [f"{self.name(row)}, {side}" for side in ("left", "right")]
 
     def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of :class:`~.shapes.ShapesTable` is trained on, for its checkpoints."""
+        """Yield the texts that the tokenizer of `ShapesTable` is trained on, for its checkpoints."""
         return self._shapes.texts()
 
 

@@ -20,7 +20,7 @@ class DrawnShapes(TextDataModule):
     Args:
         length: number of training rows in an epoch; of questions, number of images.
         eval_length: number of rows in the validation split, and in the test split; of questions, number of images.
-        data_seed: seed of the content. Separate from ``seed``, so that runs with different seeds have the same test
+        data_seed: seed of the content. Separate from `seed`, so that runs with different seeds have the same test
             split.
         image_size: side of the images, pixels.
         min_crop: smallest share of the image's area in a training crop; low values crop objects.
@@ -68,7 +68,7 @@ class ShapesEntailmentDataModule(DrawnShapes, TaskDataModule):
     the caption alone tells nothing.
 
     Args:
-        **options: see :class:`DrawnShapes` and :class:`~.tasks.TaskDataModule`.
+        **options: see `DrawnShapes` and `TaskDataModule`.
     """
 
     class_names = ("contradiction", "neutral", "entailment")
@@ -77,7 +77,7 @@ class ShapesEntailmentDataModule(DrawnShapes, TaskDataModule):
         super().__init__(**options)
 
     def open_split(self, split: Split) -> ShapeEntailmentTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         return ShapeEntailmentTable(split, *self.content)
 
 
@@ -87,7 +87,7 @@ class ShapesNLVR2DataModule(DrawnShapes, TaskDataModule):
     A fixture for trials, not a benchmark. Chance is 50%, also from the statement or from the images alone.
 
     Args:
-        **options: see :class:`DrawnShapes` and :class:`~.tasks.TaskDataModule`.
+        **options: see `DrawnShapes` and `TaskDataModule`.
     """
 
     image_names = ("image_left", "image_right")
@@ -97,5 +97,5 @@ class ShapesNLVR2DataModule(DrawnShapes, TaskDataModule):
         super().__init__(**options)
 
     def open_split(self, split: Split) -> ShapePairTable:
-        """Open the images of a split; ``predict`` is the test split."""
+        """Open the images of a split; `predict` is the test split."""
         return ShapePairTable(split, *self.content)

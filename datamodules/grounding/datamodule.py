@@ -25,19 +25,19 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
     """Images with texts in training, and texts with the boxes that they refer to in evaluation.
 
     Sources are lists in JSON, JSON lines or CSV, or Parquet. A row of training has an image and a text, or a list of
-    texts. A row of evaluation also has its boxes, (x, y, width, height) in pixels: ``boxes``, the candidates, and
-    ``box``, the right one, by default the first of the candidates; or, with ``refer``, a ``ref_id``. A text without
+    texts. A row of evaluation also has its boxes, (x, y, width, height) in pixels: `boxes`, the candidates, and
+    `box`, the right one, by default the first of the candidates; or, with `refer`, a `ref_id`. A text without
     usable boxes is a bad row.
 
     Args:
         train: training rows.
-        validation: rows for validation. With ``refer``, the results of each split in the annotations are reported.
+        validation: rows for validation. With `refer`, the results of each split in the annotations are reported.
         test: rows for testing.
         predict: rows for prediction; the right boxes are not needed.
-        refer: folder of RefCOCO's annotations, with ``refs(unc).p`` and ``instances.json``. The pickled file is read as
+        refer: folder of RefCOCO's annotations, with `refs(unc).p` and `instances.json`. The pickled file is read as
             plain data, without running code.
-        proposals: JSON file of candidate boxes by image, such as MAttNet's ``dets.json``; by default the candidates are
-            those of the rows, or all annotated boxes of the image in ``refer``.
+        proposals: JSON file of candidate boxes by image, such as MAttNet's `dets.json`; by default the candidates are
+            those of the rows, or all annotated boxes of the image in `refer`.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images.
         text_column: column of the texts.
@@ -46,8 +46,8 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
             tell left from right.
         rand_augment: whether to apply ALBEF's RandAugment in training. Images are resized, never cropped.
         max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`PairDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `PairDataModule`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         """Open and check the rows of a split.
 
         Raises:
-            UserError: if a source cannot be opened, or no row has usable boxes.
+            UserError: If a source cannot be opened, or no row has usable boxes.
         """
         images = self.pairs.rows(split, self.clean_captions, self.max_words)
         if not isinstance(images, PairTable):

@@ -25,14 +25,14 @@ UNKNOWN_REF = "unknown ref_id"
 
 
 class Refer:
-    """RefCOCO's annotations as published by REFER: ``refs(unc).p`` and ``instances.json`` in one folder.
+    """RefCOCO's annotations as published by REFER: `refs(unc).p` and `instances.json` in one folder.
 
     Args:
-        folder: the folder, for example ``data/refcoco+``.
+        folder: the folder, for example `data/refcoco+`.
         split_by: authors of the split, in the name of the file.
 
     Raises:
-        UserError: if a file is missing or is not of this form.
+        UserError: If a file is missing or is not of this form.
     """
 
     def __init__(self, folder: str, split_by: str = "unc") -> None:
@@ -56,7 +56,7 @@ class Refer:
             ) from error
 
     def target(self, ref_id: int, proposals: Mapping[str, Any] | None, name: str) -> Target:
-        """Return the boxes of a reference; raises :class:`BadSample`."""
+        """Return the boxes of a reference; raises `BadSample`."""
         ref = self.refs.get(ref_id)
         if ref is None or int(ref["ann_id"]) not in self.boxes:
             raise BadSample(UNKNOWN_REF, f"{name} ({ref_id})")
@@ -73,10 +73,10 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def read_proposals(file: str) -> dict[str, Any]:
-    """Read candidate boxes by image: MAttNet's ``dets.json`` has the id of a COCO image and its detections.
+    """Read candidate boxes by image: MAttNet's `dets.json` has the id of a COCO image and its detections.
 
     Raises:
-        UserError: if the file does not exist or is not an object of lists.
+        UserError: If the file does not exist or is not an object of lists.
     """
     path = Path(file).expanduser()
     if not path.is_file():
@@ -91,7 +91,7 @@ def read_proposals(file: str) -> dict[str, Any]:
 
 
 def first_four(boxes: Any, name: str) -> list[Box]:
-    """Return x, y, width and height of each box, without what follows (score, class); raises :class:`BadSample`."""
+    """Return x, y, width and height of each box, without what follows (score, class); raises `BadSample`."""
     try:
         return [[float(value) for value in box[:4]] for box in boxes]
     except (TypeError, ValueError, LookupError):
@@ -101,13 +101,13 @@ def first_four(boxes: Any, name: str) -> list[Box]:
 class BoxRows(CaptionRows[PairTable]):
     """Texts of images, one per row, with boxes.
 
-    The boxes are those of the annotations if the row has a ``ref_id``, else those of its columns: ``boxes`` are the
-    candidates, ``box`` is the right one, by default the first of the candidates. Proposals replace the candidates;
-    their keys are the ids of the images in the annotations, else values of the column ``image_id`` or ``image``.
+    The boxes are those of the annotations if the row has a `ref_id`, else those of its columns: `boxes` are the
+    candidates, `box` is the right one, by default the first of the candidates. Proposals replace the candidates;
+    their keys are the ids of the images in the annotations, else values of the column `image_id` or `image`.
 
     Args:
         images: images and texts.
-        columns: the :data:`COLUMNS` of each of their rows.
+        columns: the `COLUMNS` of each of their rows.
         refer: annotations, if there are any.
         proposals: candidates by image, if there are any.
     """
@@ -125,7 +125,7 @@ class BoxRows(CaptionRows[PairTable]):
         self.columns, self.refer, self.proposals = columns, refer, proposals
 
     def target(self, row: int) -> Target:
-        """Return the boxes of a row; raises :class:`BadSample`."""
+        """Return the boxes of a row; raises `BadSample`."""
         name, values = self.name(row), self.columns[self.image_row(row)]
         if self.refer is not None:
             try:
@@ -156,10 +156,10 @@ def _parsed(value: Any, name: str) -> Any:
 
 
 def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
-    """Yield the :data:`COLUMNS` of each row of a source; an empty dict for an unreadable row.
+    """Yield the `COLUMNS` of each row of a source; an empty dict for an unreadable row.
 
     Raises:
-        UserError: if the source is neither a list in JSON or CSV nor Parquet.
+        UserError: If the source is neither a list in JSON or CSV nor Parquet.
     """
     spec = as_source(source)
     kind, files, _ = resolve(spec)

@@ -46,11 +46,11 @@ class GroundingRows(PairRows, Protocol):
     """Rows of an image and one text each, with boxes."""
 
     def target(self, row: int) -> Target:
-        """Return the boxes of a row; raises :class:`BadSample`."""
+        """Return the boxes of a row; raises `BadSample`."""
 
 
 class GroundingSample(NamedTuple):
-    """A usable image with a text: its sample of :mod:`.pair_samples`, its boxes, and its size in pixels."""
+    """A usable image with a text: its sample of `pair_samples`, its boxes, and its size in pixels."""
 
     pair: Any
     target: Target
@@ -58,7 +58,7 @@ class GroundingSample(NamedTuple):
 
 
 def check_boxes(target: Target, size: tuple[int, int], name: str, needs_right: bool) -> None:
-    """Check that the boxes of a text are in its image, up to :data:`EDGE`.
+    """Check that the boxes of a text are in its image, up to `EDGE`.
 
     Boxes given by two corners usually leave the image, so they are refused.
 
@@ -69,7 +69,7 @@ def check_boxes(target: Target, size: tuple[int, int], name: str, needs_right: b
         needs_right: whether a text without a right box is unusable.
 
     Raises:
-        BadSample: if a box is outside or invalid, or there is none.
+        BadSample: If a box is outside or invalid, or there is none.
     """
     if not target.boxes or (needs_right and target.right is None):
         raise BadSample(NO_BOXES, name)
@@ -124,10 +124,10 @@ class GroundingEvaluationSet(EvaluationSet):
 
 @dataclass
 class GroundingCollate:
-    """Build evaluation batches: those of :class:`~.pair_samples.EvaluationCollate` with one text per image, and boxes.
+    """Build evaluation batches: those of `EvaluationCollate` with one text per image, and boxes.
 
-    ``size`` [B, 2] is the height and the width of each image in pixels, ``boxes`` a list of B tensors [K, 4],
-    ``right_box`` [B, 4] is NaN where unknown, ``ref_id`` [B], ``part`` a list of B strings.
+    `size` [B, 2] is the height and the width of each image in pixels, `boxes` a list of B tensors [K, 4],
+    `right_box` [B, 4] is NaN where unknown, `ref_id` [B], `part` a list of B strings.
     """
 
     encoder: Encoder
@@ -152,7 +152,7 @@ class GroundingCollate:
 
 
 class GroundingBatches:
-    """Evaluation of a datamodule on texts with boxes; a base class beside a :class:`~..pairs.PairDataModule`."""
+    """Evaluation of a datamodule on texts with boxes; a base class beside a `PairDataModule`."""
 
     eval_transform: Any
     worker_transform: Callable[..., Any]
@@ -174,6 +174,6 @@ class GroundingBatches:
         return GroundingCollate(self.encoder(), in_pixels(self.eval_transform))
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the text of each ``sample_index``, in a list."""
+        """Return the text of each `sample_index`, in a list."""
         rows = self._opened(split)
         return [rows.captions(index) for index in sample_index]

@@ -32,9 +32,9 @@ Preset = Literal["cifar", "imagenet"]
 class LabelDataModule(ImageTransforms, SampledDataModule):
     """Labelled images, in batches of the project's contract (dicts of tensors).
 
-    A training batch holds ``label`` [B], ``sample_index`` [B] and float [B, 3, H, W] for each view, augmented
-    independently; an evaluation batch holds one view, ``image``, without augmentation. A subclass defines the rows in
-    :meth:`open_split`, and :attr:`num_classes`.
+    A training batch holds `label` [B], `sample_index` [B] and float [B, 3, H, W] for each view, augmented
+    independently; an evaluation batch holds one view, `image`, without augmentation. A subclass defines the rows in
+    `open_split`, and `num_classes`.
 
     Args:
         preset: default transforms: "cifar" pads by 4, crops and flips; "imagenet" crops at random and
@@ -43,10 +43,10 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
             and 224 for "imagenet".
         augment: whether training augments; false uses the evaluation transform in training too.
         views: names of the augmented views of a training image; by default those of the module's attribute
-            ``views``, or "image" alone. With an empty list no training images are read.
+            `views`, or "image" alone. With an empty list no training images are read.
         train_transform: RGB image to float [3, H, W], for training; by default the preset's.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default the preset's.
-        **options: see :class:`SampledDataModule`.
+        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, NamesViews)
@@ -96,7 +96,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Names of the augmented views of a training image.
 
         Raises:
-            UserError: if the module names a view twice.
+            UserError: If the module names a view twice.
         """
         if self._views is not None:
             return self._views
@@ -121,7 +121,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
             split: a split that is set up.
 
         Raises:
-            UserError: if the split is not set up.
+            UserError: If the split is not set up.
         """
         loader: BatchLoader = self._evaluation_loader(split)
         loader.account = Account(split, self.max_bad_share, "skipped")  # so that the counts of training do not change
@@ -129,10 +129,10 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         return loader
 
     def training_labels(self) -> list[int]:
-        """Return the label of each training image by ``sample_index``; -1 for an image without a readable label.
+        """Return the label of each training image by `sample_index`; -1 for an image without a readable label.
 
         Raises:
-            UserError: if the training split is not set up.
+            UserError: If the training split is not set up.
         """
         return self.evaluation_labels(self._opened("train"))
 

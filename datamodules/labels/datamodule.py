@@ -25,24 +25,24 @@ class ImageClassificationDataModule(LabelDataModule):
     integer.
 
     Args:
-        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these. Files:
-            ``.parquet``, ``.json``, ``.jsonl``, ``.csv``, ``.tar`` in WebDataset's form (the label in the member that
-            ``label_column`` names, such as ``cls``). Folders: of such files, of images in one folder per class,
-            saved by ``datasets``, or of Oxford-IIIT Pet or Food-101 as their authors publish them.
-        validation: rows for validation, in the same forms. For data sets without such a split: a :class:`Source` with
-            ``split: test``.
+        train: training rows: a file, glob pattern, folder or hub name, a `Source`, or a list of these. Files:
+            `.parquet`, `.json`, `.jsonl`, `.csv`, `.tar` in WebDataset's form (the label in the member that
+            `label_column` names, such as `cls`). Folders: of such files, of images in one folder per class,
+            saved by `datasets`, or of Oxford-IIIT Pet or Food-101 as their authors publish them.
+        validation: rows for validation, in the same forms. For data sets without such a split: a `Source` with
+            `split: test`.
         test: rows for testing, in the same forms.
         predict: rows for prediction; labels are optional, and image folders need no folders of classes.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
-        image_column: column of the images (CIFAR on the hub: ``img``).
-        label_column: column of the labels (CIFAR-100 on the hub: ``fine_label``).
+        image_column: column of the images (CIFAR on the hub: `img`).
+        label_column: column of the labels (CIFAR-100 on the hub: `fine_label`).
         num_classes: number of classes; by default the number of names in the source, else the largest training label
             plus one, of which at least half must occur.
         class_names: names of the classes 0, 1, ...; by default those of the training rows.
         max_pixels: images with more pixels are refused before they are decoded.
         limit_train_rows: number of training rows to use, evenly spaced in each source; for trials.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`LabelDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `LabelDataModule`.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ImageClassificationDataModule(LabelDataModule):
         """Open the splits of a stage, and check that their labels are classes of training.
 
         Raises:
-            UserError: if a split cannot be used, or a label is not a class.
+            UserError: If a split cannot be used, or a label is not a class.
         """
         super().setup(stage)
         if "train" in self._rows:
@@ -120,7 +120,7 @@ class ImageClassificationDataModule(LabelDataModule):
         """Number of classes.
 
         Raises:
-            UserError: if the number is neither given nor in the data, differs from the number of names, or is that of
+            UserError: If the number is neither given nor in the data, differs from the number of names, or is that of
                 integer labels that do not number the classes.
         """
         names = self.class_names
@@ -176,5 +176,5 @@ class ImageClassificationDataModule(LabelDataModule):
 
 
 def _thinned(dataset: Any, rows: int) -> Any:
-    """Return at most ``rows`` rows, evenly spaced."""
+    """Return at most `rows` rows, evenly spaced."""
     return dataset if rows >= len(dataset) else dataset.select([len(dataset) * row // rows for row in range(rows)])

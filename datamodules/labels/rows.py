@@ -44,7 +44,7 @@ class LabelTable(ImageTable):
 
     @cached_property
     def _unlabelled(self) -> dict[int, Fault]:
-        """Faults of rows whose label cannot be read; filled by :attr:`raw_labels`."""
+        """Faults of rows whose label cannot be read; filled by `raw_labels`."""
         return {}
 
     def class_names(self) -> tuple[str, ...] | None:
@@ -54,7 +54,7 @@ class LabelTable(ImageTable):
             The names; None if the labels are integers without names.
 
         Raises:
-            UserError: if the sources list different names, or the labels in the data are integers and names, or decimal
+            UserError: If the sources list different names, or the labels in the data are integers and names, or decimal
                 numbers.
         """
         listed = {layout.classes for layout in self.layouts if layout.classes}
@@ -90,7 +90,7 @@ class LabelTable(ImageTable):
         """Return the number of classes that integer labels number: the largest plus one; None without such labels.
 
         Raises:
-            UserError: if more than half of these classes have no row, as for ids that do not number the classes.
+            UserError: If more than half of these classes have no row, as for ids that do not number the classes.
         """
         numbers = {label for label in self.raw_labels if isinstance(label, int) and label >= 0}
         if not numbers:
@@ -119,7 +119,7 @@ class LabelTable(ImageTable):
             split: name of the split, for messages.
 
         Raises:
-            UserError: if a label is not a class. (A row without a label is a bad row.)
+            UserError: If a label is not a class. (A row without a label is a bad row.)
         """
         place = {name: number for number, name in enumerate(classes or ())}
         numbers = np.empty(len(self.raw_labels), dtype=np.int64)
@@ -151,7 +151,7 @@ class LabelTable(ImageTable):
         """Return the class index of a row, or None if the split has no labels.
 
         Raises:
-            BadSample: if the row has no readable label.
+            BadSample: If the row has no readable label.
         """
         if self._class_indices is None or not len(self._class_indices):
             return None
@@ -163,7 +163,7 @@ class LabelTable(ImageTable):
         """Check that the split has rows, and that at least one of the probed images can be used.
 
         Raises:
-            UserError: if the split is empty, or no probed image can be used.
+            UserError: If the split is empty, or no probed image can be used.
         """
         self.check_rows(split, "images", "check data.image_root and data.image_column", self.unusable)
 

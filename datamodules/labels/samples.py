@@ -18,7 +18,7 @@ class LabelledRows(Rows, Protocol):
     """Rows of images with one class each."""
 
     def label(self, row: int) -> int | None:
-        """Return the class index, or None if the split has no labels; raises :class:`BadSample`."""
+        """Return the class index, or None if the split has no labels; raises `BadSample`."""
 
 
 def readable_label(rows: LabelledRows, row: int) -> int | None:
@@ -56,10 +56,10 @@ class LabelReader:
 
         Args:
             row: index of the row.
-            numbers: random numbers of the row, from :func:`sample_numbers`.
+            numbers: random numbers of the row, from `sample_numbers`.
 
         Raises:
-            BadSample: if the row cannot be used.
+            BadSample: If the row cannot be used.
         """
         images = []
         image = self.rows.image(row) if self.views else None
@@ -101,7 +101,7 @@ class LabelledEvaluationSet(SeededSet):
 
 @dataclass
 class LabelCollate:
-    """Build batches: ``sample_index`` [B], ``label`` [B] if the split has labels, and [B, 3, H, W] for each view.
+    """Build batches: `sample_index` [B], `label` [B] if the split has labels, and [B, 3, H, W] for each view.
 
     Args:
         views: names of the views.

@@ -21,8 +21,8 @@ from ..transforms.normalize import in_pixels
 class PairDataModule(TextDataModule):
     """Image-caption pairs, in batches of the project's contract (dicts of tensors).
 
-    Evaluation reads each image once, with all of its captions. A subclass defines the rows in :meth:`open_split`.
-    Arguments are those of :class:`~.texts.TextDataModule`.
+    Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
+    Arguments are those of `TextDataModule`.
     """
 
     # Methods that the base class calls
@@ -39,7 +39,7 @@ class PairDataModule(TextDataModule):
             sample_index: indices of the images in the batches.
 
         Raises:
-            UserError: if the split is not set up.
+            UserError: If the split is not set up.
         """
         rows, usable = self._opened(split), self.encoder().usable
         groups = {group[0]: group for group in rows.images()}

@@ -31,12 +31,12 @@ class ImageTextDataModule(PairDataModule):
     """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub, on disks or by URL.
 
     Args:
-        train: training rows: a file, glob pattern, folder or hub name, a :class:`Source`, or a list of these, read one
-            after another. Files: ``.parquet``; ``.json`` in ALBEF's form (a list of objects), ``.jsonl``, ``.csv``;
-            ``.tar`` in WebDataset's form; ``dataset_coco.json`` and ``dataset_flickr30k.json`` with Karpathy's splits,
-            of which each argument reads its own. Folders: of such files, of images with a ``metadata.jsonl`` (key
-            ``file_name``), or saved by ``datasets``. URLs of Parquet, JSON, CSV and tar files, such as
-            ``s3://bucket/pairs/*.tar``.
+        train: training rows: a file, glob pattern, folder or hub name, a `Source`, or a list of these, read one
+            after another. Files: `.parquet`; `.json` in ALBEF's form (a list of objects), `.jsonl`, `.csv`;
+            `.tar` in WebDataset's form; `dataset_coco.json` and `dataset_flickr30k.json` with Karpathy's splits,
+            of which each argument reads its own. Folders: of such files, of images with a `metadata.jsonl` (key
+            `file_name`), or saved by `datasets`. URLs of Parquet, JSON, CSV and tar files, such as
+            `s3://bucket/pairs/*.tar`.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
         predict: rows for prediction; captions are optional, and image files may be named directly.
@@ -44,25 +44,25 @@ class ImageTextDataModule(PairDataModule):
         image_column: column of the images (encoded, or paths).
         caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
             evaluation uses all.
-        image_id_column: column whose equal values identify the same image; by default ``image_id`` if it exists, else
+        image_id_column: column whose equal values identify the same image; by default `image_id` if it exists, else
             the image's path.
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
         image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
         augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
-            RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with ``train_transform``.
+            RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with `train_transform`.
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
-            distinguish left and right. Has no effect with ``train_transform``.
+            distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
         streaming: whether to stream all splits instead of memory-mapping a copy.
         samples_per_epoch: training rows per epoch, over all processes; required for streaming, where the number of rows
             is unknown.
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
-        **options: see :class:`PairDataModule`.
+        **options: see `PairDataModule`.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class ImageTextDataModule(PairDataModule):
         """Return an image before the transform, as the base class does.
 
         Raises:
-            UserError: if the split is streamed, since a stream has no random access.
+            UserError: If the split is streamed, since a stream has no random access.
         """
         self._check_random_access(split, "images")
         return super().image(split, sample_index)
@@ -184,7 +184,7 @@ class ImageTextDataModule(PairDataModule):
         """Return the captions of images, as the base class does.
 
         Raises:
-            UserError: if the split is streamed, since a stream has no random access.
+            UserError: If the split is streamed, since a stream has no random access.
         """
         self._check_random_access(split, "captions")
         return super().captions(split, sample_index)

@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class EmbeddedCaptionsDataModule(SampledDataModule):
-    """Image embeddings, as ``predict`` of an ``ImageEmbeddingModule`` writes them, with the images' captions.
+    """Image embeddings, as `predict` of an `ImageEmbeddingModule` writes them, with the images' captions.
 
     In training each caption is a row, as in ClipCap. Evaluation and prediction read each image once; an evaluation
-    batch holds ``references``, the list of all captions of each image. The image files are not read and may be missing.
+    batch holds `references`, the list of all captions of each image. The image files are not read and may be missing.
 
     Args:
         embeddings: a Parquet file, glob pattern or folder, or a list of these.
-        train: images with captions for training, in the forms that ``ImageTextDataModule`` reads, such as Karpathy's
-            ``dataset_coco.json``, of which each argument reads its own split.
+        train: images with captions for training, in the forms that `ImageTextDataModule` reads, such as Karpathy's
+            `dataset_coco.json`, of which each argument reads its own split.
         validation: images with captions for validation, in the same forms.
         test: images with captions for testing, in the same forms.
         predict: images to caption; captions are optional.
@@ -46,17 +46,17 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images.
         caption_column: column of the captions, each a string or a list of strings.
-        image_id_column: column whose equal values identify the same image; by default ``image_id`` if it exists, else
+        image_id_column: column whose equal values identify the same image; by default `image_id` if it exists, else
             the image's path.
         language_model: hub name or folder of the language model (GPT-2) whose tokenizer is used; linked to the module.
         max_tokens: longest caption, end-of-text token included; longer captions are truncated.
         batch_size: captions per process and training batch (MM-LG: 256 in all).
         num_workers: loader workers per process; 0 suffices, since no images are decoded.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`SampledDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `SampledDataModule`.
 
     Raises:
-        UserError: if an option is out of its range.
+        UserError: If an option is out of its range.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         """The tokenizer of the language model.
 
         Raises:
-            UserError: if the tokenizer does not exist, or has no end-of-text token.
+            UserError: If the tokenizer does not exist, or has no end-of-text token.
         """
         tokenizer = open_tokenizer(self.language_model)
         if tokenizer.eos_token_id is None:

@@ -40,7 +40,7 @@ class EmbeddedImages(PairTable):
         """Return the embedding of a row's image, float32 [D].
 
         Raises:
-            BadSample: if the image has no embedding or a non-finite one, or the row has a fault.
+            BadSample: If the image has no embedding or a non-finite one, or the row has a fault.
         """
         key = self._key(row)
         if key not in self.embeddings:
@@ -57,7 +57,7 @@ class EmbeddedImages(PairTable):
         """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: if the split is empty, or no probed row can be used.
+            UserError: If the split is empty, or no probed row can be used.
         """
 
         def unusable(row: int) -> Fault | None:
@@ -92,7 +92,7 @@ class CaptionReader:
         """Read a row.
 
         Raises:
-            BadSample: if the caption is empty, or the row cannot be used.
+            BadSample: If the caption is empty, or the row cannot be used.
         """
         images, image = self.rows.table, self.rows.image_row(row)
         caption = self.rows.caption(row)
@@ -137,7 +137,7 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
 
 @dataclass
 class EmbeddedCollate:
-    """Build evaluation batches: ``embedding`` [B, D], ``image_id`` [B], ``sample_index`` [B] and ``references``.
+    """Build evaluation batches: `embedding` [B, D], `image_id` [B], `sample_index` [B] and `references`.
 
     Args:
         width: the embedding dimension.
@@ -146,7 +146,7 @@ class EmbeddedCollate:
     width: int
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the embeddings; ``references`` is a list with the captions of each image."""
+        """Stack the embeddings; `references` is a list with the captions of each image."""
         samples, seen, faults = usable_samples(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
@@ -163,7 +163,7 @@ class EmbeddedCollate:
 
 @dataclass
 class CaptionCollate(EmbeddedCollate):
-    """Build training batches: ``embedding``, ``image_id``, ``sample_index``, ``input_ids``, ``attention_mask`` [B, L].
+    """Build training batches: `embedding`, `image_id`, `sample_index`, `input_ids`, `attention_mask` [B, L].
 
     A caption is followed by the tokenizer's end-of-text token, which the mask includes; padding uses the same token and
     is masked out. A caption that is too long is truncated, without an end-of-text token.

@@ -23,12 +23,12 @@ class Embeddings:
     """Table of embeddings [N, D], indexed by the name or the id of the image.
 
     Args:
-        files: Parquet files, glob patterns or folders of such files, written by ``predict`` of an
-            ``ImageEmbeddingModule``.
+        files: Parquet files, glob patterns or folders of such files, written by `predict` of an
+            `ImageEmbeddingModule`.
         join_on: the column by which embeddings are looked up.
 
     Raises:
-        UserError: if no file is found, the files are of different towers, or an image has several embeddings.
+        UserError: If no file is found, the files are of different towers, or an image has several embeddings.
     """
 
     def __init__(self, files: list[str], join_on: JoinOn) -> None:

@@ -47,7 +47,7 @@ class CaptionRows(Generic[Table]):
         """Return the raw caption.
 
         Raises:
-            BadSample: if the captions of the image cannot be read, or there is none.
+            BadSample: If the captions of the image cannot be read, or there is none.
         """
         image = self.image_row(row)
         captions = self.table.captions(image)
@@ -57,19 +57,19 @@ class CaptionRows(Generic[Table]):
         return captions[place]
 
     def captions(self, row: int) -> list[str]:
-        """Return the caption in a list; raises :class:`BadSample`."""
+        """Return the caption in a list; raises `BadSample`."""
         return [self.caption(row)]
 
     def image(self, row: int) -> Image.Image:
         """Return the decoded image.
 
         Raises:
-            BadSample: if the image cannot be used, for example because its file is missing.
+            BadSample: If the image cannot be used, for example because its file is missing.
         """
         return self.table.image(self.image_row(row))
 
     def image_id(self, row: int) -> int:
-        """Return a number that is equal for captions of the same image; raises :class:`BadSample`."""
+        """Return a number that is equal for captions of the same image; raises `BadSample`."""
         return self.table.image_id(self.image_row(row))
 
     def name(self, row: int) -> str:

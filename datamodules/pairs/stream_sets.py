@@ -1,9 +1,9 @@
 """Datasets of streamed splits; order and position are functions of counters, without the state of a shuffle buffer.
 
-A *stream* is the sequence of rows that one loader worker of one process reads: with ``W`` workers in each of ``N``
-processes there are ``N*W`` streams. In each pass over the data the shards are assigned to the streams in an order that
+A *stream* is the sequence of rows that one loader worker of one process reads: with `W` workers in each of `N`
+processes there are `N*W` streams. In each pass over the data the shards are assigned to the streams in an order that
 is drawn from (seed, epoch, pass); if there are fewer shards than streams, each stream reads all shards and keeps every
-``N*W``-th row. A stream is divided into blocks, and each block is shuffled by (seed, epoch, stream, block). A run
+`N*W`-th row. A stream is divided into blocks, and each block is shuffled by (seed, epoch, stream, block). A run
 resumes exactly, and is refused with another number of workers or processes (`ImageTextDataModule.stream_settings`).
 
 If rows can be counted without reading them (tar and Parquet files on disk), reading starts at the block of the current
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Share(NamedTuple):
-    """Rows that a stream reads in one pass: every ``step``-th row of some shards, starting at row ``first``."""
+    """Rows that a stream reads in one pass: every `step`-th row of some shards, starting at row `first`."""
 
     shards: list[int]
     first: int
@@ -94,7 +94,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
             yield batch
 
     def _shuffled(self, number: int, streams: int, skipped: int) -> Iterator[tuple[int, list[StreamedRow]]]:
-        """Yield pairs of a place in a block and the block, without end, and without the first ``skipped`` pairs.
+        """Yield pairs of a place in a block and the block, without end, and without the first `skipped` pairs.
 
         Args:
             number: index of the stream among all streams.
@@ -132,7 +132,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         return Share(order[number::streams], 0, 1) if len(order) >= streams else Share(order, number, streams)
 
     def _count(self, share: Share, enough: int) -> int | None:
-        """Return the number of rows of a share; None if it is unknown. Counting stops above ``enough``."""
+        """Return the number of rows of a share; None if it is unknown. Counting stops above `enough`."""
         own = total = 0
         for shard in share.shards:
             count = self.stream.count(shard)
@@ -145,7 +145,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         return own
 
     def _blocks(self, share: Share, skipped: int) -> Iterator[list[StreamedRow]]:
-        """Yield the rows of a share in blocks, without the first ``skipped`` rows."""
+        """Yield the rows of a share in blocks, without the first `skipped` rows."""
         rows: list[StreamedRow] = []
         for item in self._rows(share, skipped):
             rows.append(item)
@@ -156,7 +156,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
             yield rows
 
     def _rows(self, share: Share, skipped: int) -> Iterator[StreamedRow]:
-        """Yield the rows of a share without the first ``skipped`` rows, which are not read if they can be counted."""
+        """Yield the rows of a share without the first `skipped` rows, which are not read if they can be counted."""
         wanted = share.first + skipped * share.step  # index in the current shard
         for shard in share.shards:
             jump = wanted >= share.step

@@ -32,11 +32,11 @@ NO_LIMIT = 512
 class QuestionDataModule(TextDataModule, ListsAnswers):
     """Questions about images, each with the answers that people gave.
 
-    Evaluation reads each image once, with all of its questions, and ``eval_batch_size`` counts images. A subclass
-    defines the rows in :meth:`open_split`, and :attr:`answers`.
+    Evaluation reads each image once, with all of its questions, and `eval_batch_size` counts images. A subclass
+    defines the rows in `open_split`, and `answers`.
 
     Args:
-        tokenizer: as in :class:`~.texts.TextDataModule`; one with [CLS] and [SEP]. A trained one is trained on the
+        tokenizer: as in `TextDataModule`; one with [CLS] and [SEP]. A trained one is trained on the
             training questions and answers.
         max_tokens: longest question in training, in tokens (ALBEF: 25); in evaluation questions are not truncated.
         append_sep: whether questions end with [SEP]; the ALBEF authors omit it. Answers end with it in any case.
@@ -46,7 +46,7 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
         questions_per_image: most questions of an image that a training batch asks about one augmented version of it,
             which is encoded once for all of them (ALBEF: 1). Above 1, batch sizes of training count images, and an
             epoch still reads each question once.
-        **options: see :class:`~.texts.TextDataModule`; captions and texts for prediction have no meaning here.
+        **options: see `TextDataModule`; captions and texts for prediction have no meaning here.
     """
 
     def __init__(
@@ -128,13 +128,13 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
 
     @property
     def encoded_answers(self) -> dict[str, torch.Tensor]:
-        """The answers as ``answer_ids`` and ``answer_mask``, long [C, L]."""
+        """The answers as `answer_ids` and `answer_mask`, long [C, L]."""
         if self._encoded is None:
             self._encoded = self.encode_answers(self.answers)
         return self._encoded
 
     def encode_answers(self, answers: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return answers as ``answer_ids`` and ``answer_mask``, long [A, L]."""
+        """Return answers as `answer_ids` and `answer_mask`, long [A, L]."""
         return encode_answers(self.tokenizer, answers)
 
     def decode_answers(self, ids: torch.Tensor) -> list[str]:
@@ -143,14 +143,14 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
         return [" ".join(text.split()) for text in texts]
 
     def encoded_questions(self, questions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return questions as an evaluation reads them: ``input_ids`` and ``attention_mask``, long [Q, L]."""
+        """Return questions as an evaluation reads them: `input_ids` and `attention_mask`, long [Q, L]."""
         return self._encoder(NO_LIMIT, self.eval_max_words)(questions)
 
     def question(self, split: Split, sample_index: int) -> str:
-        """Return the raw question of a ``sample_index``."""
+        """Return the raw question of a `sample_index`."""
         text: str = self._opened(split).question(sample_index)
         return text
 
     def given_answers(self, split: Split, sample_index: int) -> list[str]:
-        """Return the usable answers that people gave to the question of a ``sample_index``, perhaps none."""
+        """Return the usable answers that people gave to the question of a `sample_index`, perhaps none."""
         return usable_answers(self._opened(split).answers(sample_index))

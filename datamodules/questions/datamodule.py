@@ -25,37 +25,37 @@ from .texts import usable_answers
 class VQADataModule(QuestionDataModule):
     """Questions about images in JSON, JSON lines, CSV or Parquet.
 
-    A row has an ``image`` (a path; in Parquet also the encoded image), a ``question``, and ``answers`` or ``answer``, a
-    text or a list of texts; optionally ``question_id``, and ``dataset``, which selects the folder of the images. These
+    A row has an `image` (a path; in Parquet also the encoded image), a `question`, and `answers` or `answer`, a
+    text or a list of texts; optionally `question_id`, and `dataset`, which selects the folder of the images. These
     are the lists of ALBEF's authors.
 
     Args:
-        train: training rows: a file, a glob pattern, a folder, a :class:`Source`, or a list of these.
-        validation: rows for validation. By default images held out of training, see ``held_out``.
+        train: training rows: a file, a glob pattern, a folder, a `Source`, or a list of these.
+        validation: rows for validation. By default images held out of training, see `held_out`.
         test: rows for testing; without answers there is no accuracy.
         predict: rows for prediction; answers are not read.
-        answer_list: file with the answers to rank, a JSON list of texts (the authors' ``answer_list.json``: 3,128);
+        answer_list: file with the answers to rank, a JSON list of texts (the authors' `answer_list.json`: 3,128);
             None to write answers.
         image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
             the file that names them.
-        image_roots: the folder by the value of a row's ``dataset`` (the authors: ``vqa`` for COCO, ``vg`` for Visual
+        image_roots: the folder by the value of a row's `dataset` (the authors: `vqa` for COCO, `vg` for Visual
             Genome).
-        held_out: share of the images whose training rows are left out of training, and validate if ``validation`` is
+        held_out: share of the images whose training rows are left out of training, and validate if `validation` is
             not given. An image is held out or not for any order and number of rows.
         image_column: column of the images.
         question_column: column of the questions.
-        answer_column: column of the answers; by default ``answers`` if a row has it, else ``answer``.
-        dataset_weights: weight of each answer by the value of a row's ``dataset``, in place of its share of the
-            answers; by default 0.5 for ``vg`` (authors).
+        answer_column: column of the answers; by default `answers` if a row has it, else `answer`.
+        dataset_weights: weight of each answer by the value of a row's `dataset`, in place of its share of the
+            answers; by default 0.5 for `vg` (authors).
         image_size: side of the square images, pixels; by default what the module expects, or else 384 (ALBEF).
         horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if questions
-            distinguish left and right. Has no effect with ``train_transform``.
+            distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`QuestionDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `QuestionDataModule`.
 
     Raises:
-        UserError: if ``held_out`` is not a share.
+        UserError: If `held_out` is not a share.
     """
 
     def __init__(

@@ -31,15 +31,15 @@ def read_questions(
     """Yield the records of questions.
 
     Args:
-        files: ``.json`` (a list of objects), ``.jsonl``, ``.csv`` or ``.parquet`` files.
+        files: `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet` files.
         columns: keys of the image, the question, and the answers; None for "answers" if it exists, else "answer".
         roots: folder of the images by the value of "dataset", which no path may leave.
         weights: weight of each answer by the value of "dataset".
         root: folder of all other images, and whether paths may leave it.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
-        UserError: if a file has another form.
+        UserError: If a file has another form.
     """
     for file in files:
         for read in _parquet_rows(file) if file.endswith(".parquet") else read_items(file):

@@ -26,16 +26,16 @@ class QuestionRows(Rows, Protocol):
     """Rows of an image, a question and its answers."""
 
     def question(self, row: int) -> str:
-        """Return the raw question; raises :class:`BadSample`."""
+        """Return the raw question; raises `BadSample`."""
 
     def answers(self, row: int) -> list[str]:
-        """Return the answers that people gave, raw, perhaps none; raises :class:`BadSample`."""
+        """Return the answers that people gave, raw, perhaps none; raises `BadSample`."""
 
     def answer_weight(self, row: int) -> float | None:
         """Return the weight of each distinct answer; None for its share of the answers."""
 
     def question_id(self, row: int) -> str:
-        """Return the id of the question, or the index of the row; raises :class:`BadSample`."""
+        """Return the id of the question, or the index of the row; raises `BadSample`."""
 
     def images(self) -> list[list[int]]:
         """Return the rows of each image."""
@@ -86,7 +86,7 @@ def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[floa
     """Return the distinct answers of a row, in their first order, and the weight of each.
 
     Raises:
-        BadSample: if there is no usable answer.
+        BadSample: If there is no usable answer.
     """
     given = usable_answers(rows.answers(row))
     if not given:
@@ -113,7 +113,7 @@ class QuestionReader:
     groups: Sequence[Sequence[int]] | None = None
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Questions:
-        """Read a row or a group; arguments and errors as in :class:`~.samples.Reader`.
+        """Read a row or a group; arguments and errors as in `Reader`.
 
         A group is read without its unusable questions, if one is usable.
         """
@@ -136,7 +136,7 @@ def usable_question(rows: QuestionRows, row: int, encoder: Encoder) -> str:
     """Return the raw question of a row.
 
     Raises:
-        BadSample: if it is empty or cannot be read.
+        BadSample: If it is empty or cannot be read.
     """
     question = rows.question(row)
     if not encoder.usable(question):
@@ -148,10 +148,10 @@ def usable_question(rows: QuestionRows, row: int, encoder: Encoder) -> str:
 class QuestionCollate:
     """Build training batches.
 
-    ``image`` [B, 3, H, W], ``input_ids`` and ``attention_mask`` [B, L] of the questions, ``sample_index`` [B]; the
-    answers of all questions, ``answer_ids`` and ``answer_mask`` [A, M], with ``answer_index`` [A], the question of
-    each, ``answer_weight`` [A], and ``answer_places`` [P], the indices in [A, M - 1] of tokens before another token.
-    If ``grouped``, there are several questions of an image: ``image`` [I, 3, H, W] and ``image_index`` [B].
+    `image` [B, 3, H, W], `input_ids` and `attention_mask` [B, L] of the questions, `sample_index` [B]; the
+    answers of all questions, `answer_ids` and `answer_mask` [A, M], with `answer_index` [A], the question of
+    each, `answer_weight` [A], and `answer_places` [P], the indices in [A, M - 1] of tokens before another token.
+    If `grouped`, there are several questions of an image: `image` [I, 3, H, W] and `image_index` [B].
     """
 
     encoder: Encoder
@@ -236,8 +236,8 @@ class QuestionEvaluationSet(SeededSet):
 class QuestionEvaluationCollate:
     """Build evaluation batches: I images, and the Q questions of all of them.
 
-    ``image`` [I, 3, H, W]; ``input_ids`` and ``attention_mask`` [Q, L]; ``image_index`` [Q], the image of each
-    question; ``sample_index`` [Q], its row; and lists: ``question`` and ``question_id``, texts, and ``answers``, those
+    `image` [I, 3, H, W]; `input_ids` and `attention_mask` [Q, L]; `image_index` [Q], the image of each
+    question; `sample_index` [Q], its row; and lists: `question` and `question_id`, texts, and `answers`, those
     that people gave, perhaps none.
     """
 

@@ -36,10 +36,10 @@ class QuestionOpening:
 
     Args:
         image_root: folder that relative image paths start from; None for that of the file that names them.
-        image_roots: the folder by the value of a row's "dataset", in place of ``image_root``.
+        image_roots: the folder by the value of a row's "dataset", in place of `image_root`.
         columns: image, question and answer column; None for "answers" if it exists, else "answer".
         weights: weight of each answer by the value of a row's "dataset".
-        cache_dir: folder of the converted data; None for the default of the ``datasets`` library.
+        cache_dir: folder of the converted data; None for the default of the `datasets` library.
         max_pixels: images with more pixels are refused.
     """
 
@@ -51,10 +51,10 @@ class QuestionOpening:
     max_pixels: int
 
     def open(self, source: str | Source) -> tuple[Any, Layout]:
-        """Open a source as a ``datasets.Dataset``; return it with its layout.
+        """Open a source as a `datasets.Dataset`; return it with its layout.
 
         Raises:
-            UserError: if the source does not exist, has another form, or lacks a column.
+            UserError: If the source does not exist, has another form, or lacks a column.
         """
         from datasets import Dataset, Features, List, Value
 
@@ -156,11 +156,11 @@ class QuestionTable(ImageTable):
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
     def question(self, row: int) -> str:
-        """Return the raw question; raises :class:`BadSample`."""
+        """Return the raw question; raises `BadSample`."""
         return str(self._value(row, "question"))
 
     def answers(self, row: int) -> list[str]:
-        """Return the raw answers, perhaps none; raises :class:`BadSample`."""
+        """Return the raw answers, perhaps none; raises `BadSample`."""
         return list(self._value(row, "caption"))
 
     def answer_weight(self, row: int) -> float | None:
@@ -192,7 +192,7 @@ class QuestionTable(ImageTable):
         """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: if the split is empty, or no probed row can be used.
+            UserError: If the split is empty, or no probed row can be used.
         """
 
         def unusable(row: int) -> Fault | None:

@@ -17,7 +17,7 @@ _DELETED = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
 
 
 def clean_question(question: str, max_words: int = 30) -> str:
-    """Apply ALBEF's question cleaning (``pre_question`` of the authors' code), which keeps runs of spaces.
+    """Apply ALBEF's question cleaning (`pre_question` of the authors' code), which keeps runs of spaces.
 
     Args:
         question: raw text.
@@ -34,12 +34,12 @@ class QuestionEncoder(TextEncoder):
     Args:
         tokenizer: any fast tokenizer with a padding token.
         max_tokens: longest sequence, special tokens included; longer sequences are truncated.
-        clean: whether to apply :func:`clean_question` first.
+        clean: whether to apply `clean_question` first.
         max_words: number of words that the cleaning keeps.
     """
 
     def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a question after the cleaning, which keeps ``max_words`` words; the question if cleaning is off."""
+        """Return a question after the cleaning, which keeps `max_words` words; the question if cleaning is off."""
         return clean_question(caption, max_words) if self.clean else caption
 
     def usable(self, caption: object) -> bool:
@@ -58,7 +58,7 @@ def encode_answers(tokenizer: PreTrainedTokenizerFast, answers: Sequence[str]) -
     """Encode answers as [CLS] text [SEP], padded and never truncated.
 
     Returns:
-        ``answer_ids`` and ``answer_mask``, long [len(answers), longest].
+        `answer_ids` and `answer_mask`, long [len(answers), longest].
     """
     start, end, pad = (getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad"))
     texts = tokenizer(list(answers), add_special_tokens=False)["input_ids"] if answers else []

@@ -52,7 +52,7 @@ def list_of_split(data_set: DataSet, folder: str, split: str | None, role: str) 
         role: split of the datamodule.
 
     Raises:
-        UserError: if there is no such split; the authors have none for validation.
+        UserError: If there is no such split; the authors have none for validation.
     """
     known = _DATA_SETS[data_set].splits
     wanted = split or {"train": next(iter(known)), "validation": "validation"}.get(role, "test")
@@ -67,7 +67,7 @@ def class_names(data_set: DataSet, folder: str) -> tuple[str, ...]:
     """Return the names of the classes, in the authors' order.
 
     Raises:
-        UserError: if a list of Oxford-IIIT Pet lacks a class.
+        UserError: If a list of Oxford-IIIT Pet lacks a class.
     """
     if data_set == "food101":
         return tuple(_lines(Path(folder, _DATA_SETS["food101"].mark)))
@@ -92,7 +92,7 @@ def read_authors_list(files: list[str], data_set: DataSet, folder: str, stamp: l
         files: the list of a split.
         data_set: the data set.
         folder: its folder.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
     """
     read = _pet if data_set == "oxford_iiit_pet" else _dish
     for file in files:

@@ -25,7 +25,7 @@ def index_cache(cache_dir: str | None) -> Path:
     """Return the folder of the cached arrays.
 
     Args:
-        cache_dir: the folder; None for ``$XDG_CACHE_HOME/vlightning``, which is ``~/.cache/vlightning`` by default.
+        cache_dir: the folder; None for `$XDG_CACHE_HOME/vlightning`, which is `~/.cache/vlightning` by default.
     """
     if cache_dir is not None:
         return Path(os.path.expanduser(cache_dir)).absolute()

@@ -27,7 +27,7 @@ def read_csv(lines: Iterator[str], path: str) -> Iterator[Callable[[], dict[str 
         path: the file, for messages.
 
     Raises:
-        UserError: if the header has an unclosed quotation mark, or names a column twice.
+        UserError: If the header has an unclosed quotation mark, or names a column twice.
     """
     first = next(lines, "")
     rows = _rows(itertools.chain([first], lines), _delimiter(first))
@@ -47,7 +47,7 @@ def refuse_duplicates(names: list[str], path: str) -> None:
     """Refuse a file that names a column twice, since only one of both would be read; empty names are ignored.
 
     Raises:
-        UserError: if a name is not unique.
+        UserError: If a name is not unique.
     """
     double = next((name for name in names if name and names.count(name) > 1), None)
     if double is not None:

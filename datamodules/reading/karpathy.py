@@ -1,4 +1,4 @@
-"""Reader of Karpathy's splits of COCO and Flickr30k: ``dataset_coco.json`` and ``dataset_flickr30k.json``."""
+"""Reader of Karpathy's splits of COCO and Flickr30k: `dataset_coco.json` and `dataset_flickr30k.json`."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
     """Yield the records of the images in some splits, each image with all of its captions.
 
     Args:
-        files: JSON files, each an object whose list ``images`` has objects with ``filename``, ``split``, ``sentences``
-            and optionally a folder ``filepath``; the id of an image is ``cocoid``, or else ``imgid``.
+        files: JSON files, each an object whose list `images` has objects with `filename`, `split`, `sentences`
+            and optionally a folder `filepath`; the id of an image is `cocoid`, or else `imgid`.
         split: names of splits, joined by "+"; None for the splits of the literature.
         role: split of the datamodule.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
-        UserError: if a file has another form, or lacks a split.
+        UserError: If a file has another form, or lacks a split.
     """
     for file in files:
         images = _images(file)

@@ -20,7 +20,7 @@ NO_ID = "no image id"
 
 
 class Row(NamedTuple):
-    """One row with its image still encoded; ``fault`` is set if the row is known to be unusable."""
+    """One row with its image still encoded; `fault` is set if the row is known to be unusable."""
 
     data: bytes | None
     path: str | None
@@ -85,7 +85,7 @@ class Layout:
         """Return a row; a fault is returned in the row and not raised.
 
         Args:
-            values: values by column, with :data:`FAULT` if the row could not be read.
+            values: values by column, with `FAULT` if the row could not be read.
             name: name of the row in messages.
         """
         try:
@@ -104,17 +104,17 @@ class Layout:
         """Check that a path does not leave the root, by `..` or because it is absolute, if paths are confined to it.
 
         Raises:
-            BadSample: if the path leaves the root; the cause is "outside image_root".
+            BadSample: If the path leaves the root; the cause is "outside image_root".
         """
         if self.confined and path is not None and not is_inside(path, self.root):
             raise BadSample("outside image_root", path)
 
 
 def known_identity(value: Any, name: str) -> int | str | None:
-    """Return the id of an image as :func:`image_identity` does.
+    """Return the id of an image as `image_identity` does.
 
     Raises:
-        BadSample: if the id is not finite; the fault has the name of the row.
+        BadSample: If the id is not finite; the fault has the name of the row.
     """
     try:
         return image_identity(value)
@@ -160,7 +160,7 @@ def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
 
     Args:
         column: the column.
-        source: as in :func:`identity_number`.
+        source: as in `identity_number`.
         needed: whether a row without an id is unusable.
     """
     values, faults, absent = np.zeros(len(column), np.int64), dict[int, str](), set[int]()

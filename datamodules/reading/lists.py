@@ -1,8 +1,8 @@
 """Readers of lists and image folders, as generators of uniform records.
 
-The readers of the ``datasets`` library do not suffice: ALBEF's JSON mixes strings and lists under one key, which
+The readers of the `datasets` library do not suffice: ALBEF's JSON mixes strings and lists under one key, which
 Arrow's JSON reader refuses; the WebDataset builder refuses shards that mix JPEG and PNG; the image-folder builder stops
-at the first missing file. ``Dataset.from_generator`` takes the generators, so that records are memory-mapped or
+at the first missing file. `Dataset.from_generator` takes the generators, so that records are memory-mapped or
 streamed.
 """
 
@@ -36,15 +36,15 @@ def read_list(
     """Yield the records of files in JSON (a list of objects, as ALBEF's), JSON lines or CSV.
 
     Args:
-        files: ``.json``, ``.jsonl`` or ``.csv`` files, paths or URLs.
+        files: `.json`, `.jsonl` or `.csv` files, paths or URLs.
         image: key of the path of the image.
         caption: key of the caption, a string or a list of strings.
         image_id: key of the id of the image; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
-        retries: as in :func:`~.remote.attempted`.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
+        retries: as in `attempted`.
 
     Raises:
-        UserError: if a file has another form.
+        UserError: If a file has another form.
     """
     for file in files:
         for read in read_items(file, retries):
@@ -83,7 +83,7 @@ def read_items(path: str, retries: int | None = None) -> Iterator[Callable[[], A
 
     Args:
         path: path or URL.
-        retries: as in :func:`~.remote.attempted`.
+        retries: as in `attempted`.
     """
     with require_utf8(path), open_file(path, retries) as content:
         yield from _decoded_items(path, content)
@@ -142,10 +142,10 @@ def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterato
     Args:
         files: image files.
         root: folder that contains the folders of the classes.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
-        UserError: if an image is not in the folder of a class.
+        UserError: If an image is not in the folder of a class.
     """
     for file in files:
         folder, *rest = Path(file).relative_to(root).parts

@@ -1,6 +1,6 @@
 """Content of the members of a sample in a tar shard.
 
-The kind of a member is what follows the first dot of its name, such as ``jpg`` or ``syn.json``.
+The kind of a member is what follows the first dot of its name, such as `jpg` or `syn.json`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def caption_of(members: dict[str, bytes]) -> list[str]:
 
 
 def uid_of(members: dict[str, bytes]) -> str:
-    """Return the entry ``uid`` of the member ``json``, or an empty string if there is no usable one."""
+    """Return the entry `uid` of the member `json`, or an empty string if there is no usable one."""
     uid = json_of(members, "json").get("uid")
     return str(uid) if isinstance(uid, (str, int)) and len(str(uid)) <= _MAX_UID_LENGTH else ""
 

@@ -38,7 +38,7 @@ class Opening:
         image_column: column of the images.
         caption_column: column of the captions.
         image_id_column: column of the image ids; None for "image_id" if that exists.
-        cache_dir: folder of the converted data; None for the default of the ``datasets`` library.
+        cache_dir: folder of the converted data; None for the default of the `datasets` library.
         need_captions: whether a source without captions (or labels) is an error.
         labels: whether the caption column holds labels (integers or names). The label of an image in a folder is the
             name of the folder.
@@ -63,11 +63,11 @@ class Opening:
             streaming: whether to stream the rows instead of memory-mapping a copy.
 
         Returns:
-            A ``datasets.Dataset`` whose images are not decoded (a :class:`~.stream.StreamedSource` for streaming), and
+            A `datasets.Dataset` whose images are not decoded (a `StreamedSource` for streaming), and
             the layout of its rows.
 
         Raises:
-            UserError: if the source does not exist, or lacks a column.
+            UserError: If the source does not exist, or lacks a column.
         """
         with retrying(self.retries):
             return self._open(as_source(source), split, streaming)
@@ -298,7 +298,7 @@ def _holds_labels(feature: Any) -> bool:
 
 
 def _arrow_type(feature: Any) -> pa.DataType:
-    """Return the Arrow type of values of a feature of the ``datasets`` library; null for features of other kinds."""
+    """Return the Arrow type of values of a feature of the `datasets` library; null for features of other kinds."""
     kind = getattr(feature, "pa_type", None)
     return kind if isinstance(kind, pa.DataType) else pa.null()
 

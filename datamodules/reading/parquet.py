@@ -25,7 +25,7 @@ def column_names(file: str) -> list[str]:
         file: a path or URL.
 
     Raises:
-        UserError: if a name is not unique.
+        UserError: If a name is not unique.
     """
     with open_file(file, block=FOOTER) as content:
         names: list[str] = parquet.read_schema(content).names
@@ -43,8 +43,8 @@ def read_parquets(
         image: column of the images, encoded or paths.
         caption: column of the captions.
         image_id: column of the image ids; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
-        retries: as in :func:`~.remote.attempted`.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
+        retries: as in `attempted`.
     """
     for file in files:
         yield from parquet_records(file, image, caption, image_id, 0, retries)
@@ -53,7 +53,7 @@ def read_parquets(
 def parquet_records(
     file: str, image: str, caption: str, image_id: str | None, start: int = 0, retries: int | None = None
 ) -> Iterator[Record]:
-    """Yield the records of one file as :func:`read_parquets` does, from a row on; earlier row groups are not read."""
+    """Yield the records of one file as `read_parquets` does, from a row on; earlier row groups are not read."""
     identity = "image_id" if image_id is None else image_id
     with open_file(file, retries, FOOTER) as content:
         table = parquet.ParquetFile(content)
@@ -92,10 +92,10 @@ class RemoteParquetSource:
 
     Args:
         files: the files.
-        image: as in :func:`read_parquets`, like the next two.
+        image: as in `read_parquets`, like the next two.
         caption: column of the captions.
         image_id: column of the image ids.
-        retries: as in :func:`~.remote.attempted`.
+        retries: as in `attempted`.
     """
 
     def __init__(self, files: Sequence[str], image: str, caption: str, image_id: str | None, retries: int) -> None:
@@ -111,5 +111,5 @@ class RemoteParquetSource:
         return self._counts[shard]
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the records of a file, starting at row ``start``."""
+        """Yield the records of a file, starting at row `start`."""
         return parquet_records(self.files[shard], *self.columns, start, self.retries)

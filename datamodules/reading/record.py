@@ -13,14 +13,14 @@ FAULT = "vlightning_fault"
 """Column of records with the cause why a row cannot be used; None for usable rows."""
 
 Record = dict[str, Any]
-"""``image``: {``bytes``, ``path``}; ``caption``: list of strings; ``image_id``: a string, or None; :data:`FAULT`."""
+"""`image`: {`bytes`, `path`}; `caption`: list of strings; `image_id`: a string, or None; `FAULT`."""
 
 
 def record(make: Callable[[], Record]) -> Record:
     """Return the record of one row of a file, or a record with the fault of the row.
 
     Args:
-        make: function that creates the record; it may raise :class:`BadSample` or :data:`ROW_ERRORS`, which are caught
+        make: function that creates the record; it may raise `BadSample` or `ROW_ERRORS`, which are caught
             here. Errors that concern the whole file are raised elsewhere.
     """
     try:
@@ -44,7 +44,7 @@ def image_identity(value: Any) -> int | str | None:
     ids. An empty text is no id.
 
     Raises:
-        BadSample: if the id is non-finite.
+        BadSample: If the id is non-finite.
     """
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -68,7 +68,7 @@ def identity_in(value: Any) -> str | None:
     """Return the value of an entry with an image id as text, or None if it is no id.
 
     Raises:
-        BadSample: if the id is non-finite.
+        BadSample: If the id is non-finite.
     """
     known = image_identity(value)
     return None if known is None else str(known)

@@ -1,8 +1,8 @@
 """Files on object storage and web servers, by URL: `s3://`, `gs://`, `https://` and others that `fsspec` knows.
 
 Reads are ranges of bytes whose length is checked, so that a connection that is cut off is noticed, and are tried again
-after errors. Keys and addresses come from where the libraries look for them, such as ``AWS_ACCESS_KEY_ID`` and
-``AWS_ENDPOINT_URL``, or from the configuration files of `fsspec`, so that no config and no checkpoint holds them.
+after errors. Keys and addresses come from where the libraries look for them, such as `AWS_ACCESS_KEY_ID` and
+`AWS_ENDPOINT_URL`, or from the configuration files of `fsspec`, so that no config and no checkpoint holds them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def file_system(url: str) -> tuple[Any, str]:
     File systems are kept by `fsspec`, those of a forked loader worker apart from its parent's.
 
     Raises:
-        UserError: if no installed package knows the protocol.
+        UserError: If no installed package knows the protocol.
     """
     scheme = url.partition("://")[0].lower()
     try:
@@ -99,7 +99,7 @@ def retrying(retries: int) -> Iterator[None]:
 
 
 def current_retries() -> int:
-    """Return the number of the innermost :func:`retrying`, which threads do not inherit."""
+    """Return the number of the innermost `retrying`, which threads do not inherit."""
     return _retries.get()
 
 
@@ -111,13 +111,13 @@ def attempted(url: str, retries: int | None, read: Callable[[Any, str], Result])
 
     Args:
         url: the file.
-        retries: number of further calls; None for that of :func:`retrying`.
+        retries: number of further calls; None for that of `retrying`.
         read: the function.
 
     Raises:
-        NoRemoteFile: if there is no such file; not tried again.
-        RemoteError: if the last call fails, or access is denied.
-        UserError: if the secrets of the URL are not known.
+        NoRemoteFile: If there is no such file; not tried again.
+        RemoteError: If the last call fails, or access is denied.
+        UserError: If the secrets of the URL are not known.
     """
     retries = current_retries() if retries is None else retries
     address = whole(url)
@@ -150,7 +150,7 @@ def _first_line(error: Exception) -> str:
 
 
 def read_range(url: str, start: int, stop: int, retries: int | None = None) -> bytes:
-    """Read bytes of a file; errors as in :func:`attempted`."""
+    """Read bytes of a file; errors as in `attempted`."""
 
     def read(system: Any, path: str) -> bytes:
         data: bytes = system.cat_file(path, start=start, end=stop)
@@ -165,8 +165,8 @@ def size_of(path: str, retries: int | None = None) -> int:
     """Return the size of a file, local or by URL, in bytes.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
-        UserError: if a server does not tell the size.
+        OSError: If there is no such file, or it cannot be read.
+        UserError: If a server does not tell the size.
     """
     if not is_remote(path):
         return os.path.getsize(path)
@@ -180,7 +180,7 @@ def stamp_of(path: str, retries: int | None = None) -> str:
     """Return a text that changes with a file, local or by URL; files of web servers are taken as fixed.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
+        OSError: If there is no such file, or it cannot be read.
     """
     if is_remote(path):
         return f"{path}\0{attempted(path, retries, lambda system, inside: system.ukey(inside))}"
@@ -189,10 +189,10 @@ def stamp_of(path: str, retries: int | None = None) -> str:
 
 
 def read_url(path: str, name: str, retries: int | None = None) -> bytes:
-    """Read a file by URL, or a part of it by a URL of :func:`part`, as the image of a row.
+    """Read a file by URL, or a part of it by a URL of `part`, as the image of a row.
 
     Raises:
-        BadSample: if it cannot be read; the cause is "missing file", "too large" or "unreadable".
+        BadSample: If it cannot be read; the cause is "missing file", "too large" or "unreadable".
     """
     from ..base.decode import MAX_BYTES
 
@@ -209,19 +209,19 @@ def read_url(path: str, name: str, retries: int | None = None) -> bytes:
 
 
 def part(url: str, start: int, size: int) -> str:
-    """Return the URL of some bytes of a file, for :func:`read_url`."""
+    """Return the URL of some bytes of a file, for `read_url`."""
     return f"{url}#bytes={start}-{start + size}"
 
 
 class RemoteFile(io.RawIOBase):
-    """A file by URL that is read in ranges; at most ``BLOCK`` bytes at once.
+    """A file by URL that is read in ranges; at most `BLOCK` bytes at once.
 
     Args:
         url: the file.
-        retries: as in :func:`attempted`.
+        retries: as in `attempted`.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
+        OSError: If there is no such file, or it cannot be read.
     """
 
     def __init__(self, url: str, retries: int | None = None) -> None:
@@ -262,11 +262,11 @@ def open_file(path: str | os.PathLike[str], retries: int | None = None, block: i
 
     Args:
         path: the file.
-        retries: as in :func:`attempted`.
+        retries: as in `attempted`.
         block: bytes that are read ahead of a file by URL.
 
     Raises:
-        OSError: if there is no such file, or it cannot be read.
+        OSError: If there is no such file, or it cannot be read.
     """
     if not is_remote(path):
         return open(path, "rb")
@@ -279,7 +279,7 @@ def find_files(url: str, suffixes: tuple[str, ...], retries: int | None = None) 
     Of a folder, the files with the first suffix that it has are returned.
 
     Raises:
-        UserError: if there is none, or the storage cannot be read.
+        UserError: If there is none, or the storage cannot be read.
     """
     scheme = url.partition("://")[0]
     pattern = glob.has_magic(url) and not scheme.startswith("http")

@@ -45,7 +45,7 @@ class Source(SettingsGroup):
     """A source of rows with options that a path alone cannot express.
 
     Args:
-        path: file, glob pattern, folder, hub name, or URL of a file, pattern or folder, such as ``s3://bucket/*.tar``.
+        path: file, glob pattern, folder, hub name, or URL of a file, pattern or folder, such as `s3://bucket/*.tar`.
         format: format of the files; by default detected from the suffix or the content of the folder.
         split: split of a hub dataset; by default the split of the datamodule ("test" for prediction). For a file with
             Karpathy's splits, "+" joins several; the default for training is "train+restval". Oxford-IIIT Pet has
@@ -60,7 +60,7 @@ class Source(SettingsGroup):
             anew for each epoch. In a streamed source, the number of times that a pass reads each shard.
 
     Raises:
-        UserError: if the weight is not a positive number.
+        UserError: If the weight is not a positive number.
     """
 
     path: str
@@ -80,7 +80,7 @@ class Source(SettingsGroup):
 
 
 def as_source(source: Any) -> Source:
-    """Convert a source in any form to a :class:`Source`.
+    """Convert a source in any form to a `Source`.
 
     Checkpoints store a dict; jsonargparse passes a namespace for a source in a list that also has paths.
     """
@@ -97,7 +97,7 @@ def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
     """Return the format of a source, its files, and the folder that relative image paths start from.
 
     Raises:
-        UserError: if the source does not exist, or its format is not known.
+        UserError: If the source does not exist, or its format is not known.
     """
     if is_remote(spec.path):
         raise UserError(
@@ -135,10 +135,10 @@ def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
 
 
 def resolve_url(spec: Source) -> tuple[Format | DataSet, list[str], str]:
-    """Return the format, the files and the folder of a source by URL; see :func:`resolve`.
+    """Return the format, the files and the folder of a source by URL; see `resolve`.
 
     Raises:
-        UserError: if there are no files, or the format is not one that is read by URL.
+        UserError: If there are no files, or the format is not one that is read by URL.
     """
     suffixes = tuple(suffix for suffix, kind in _BY_URL.items() if spec.format in ("auto", kind))
     if not suffixes:

@@ -19,14 +19,14 @@ from .tar import read_members
 from .tar_index import tar_index, tar_uids
 
 MANIFEST = "manifest.json"
-"""Name of the file that ``ReinforcementWriter`` writes beside the shards."""
+"""Name of the file that `ReinforcementWriter` writes beside the shards."""
 
 
 def find_shards(sources: Sequence[str]) -> list[str]:
     """Return the paths or URLs of the tar files in files, glob patterns and folders, in the order of the sources.
 
     Raises:
-        UserError: if a source has no tar file.
+        UserError: If a source has no tar file.
     """
     files: list[str] = []
     for source in sources:
@@ -51,11 +51,11 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
         shards: absolute paths.
 
     Returns:
-        Embedding dimension (``dims``) and logit scale (``scales``) of each teacher, and the path of the manifest
-        (``source``); None without a manifest.
+        Embedding dimension (`dims`) and logit scale (`scales`) of each teacher, and the path of the manifest
+        (`source`); None without a manifest.
 
     Raises:
-        UserError: if a manifest cannot be read, or the teachers of several manifests differ.
+        UserError: If a manifest cannot be read, or the teachers of several manifests differ.
     """
     found: list[dict[str, Any]] = []
     for path in dict.fromkeys(os.path.join(os.path.dirname(shard), MANIFEST) for shard in shards):
@@ -116,7 +116,7 @@ class Shards:
         """Read the members of a sample by kind.
 
         Raises:
-            BadSample: if the shard has changed, or cannot be read.
+            BadSample: If the shard has changed, or cannot be read.
         """
         shard, place = self.locate(sample)
         index = self.indexes[shard]
@@ -127,17 +127,17 @@ class Shards:
 class SeparateImages:
     """Images that are not in the shards: in tar files with the names of the shards, or in files.
 
-    An image belongs to the sample with the same key, or to the sample whose ``uid`` is the key of the image. No image
-    is found for a ``uid`` that leaves the folder.
+    An image belongs to the sample with the same key, or to the sample whose `uid` is the key of the image. No image
+    is found for a `uid` that leaves the folder.
 
     Args:
-        folder: folder of tar files with the names of the shards, or of files ``<key>.jpg`` or ``<shard>/<key>.jpg``.
+        folder: folder of tar files with the names of the shards, or of files `<key>.jpg` or `<shard>/<key>.jpg`.
         shards: the shards.
         cache: folder of the cached indexes.
         suffixes: possible suffixes of images.
 
     Raises:
-        UserError: if the folder does not exist, or has tar files for some of the shards only.
+        UserError: If the folder does not exist, or has tar files for some of the shards only.
     """
 
     def __init__(self, folder: str, shards: Shards, cache: Path, suffixes: Sequence[str]) -> None:
@@ -177,10 +177,10 @@ class SeparateImages:
         Args:
             sample: index of the sample.
             key: key of the sample, without folders.
-            uid: the ``uid`` of the sample; empty without one.
+            uid: the `uid` of the sample; empty without one.
 
         Raises:
-            BadSample: if the image cannot be read.
+            BadSample: If the image cannot be read.
         """
         shard, place = self.shards.locate(sample)
         if self.tars is not None:

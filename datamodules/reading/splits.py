@@ -53,7 +53,7 @@ class PairSources:
             The rows; None if the split has no source.
 
         Raises:
-            UserError: if a source cannot be opened, or no probed row can be used.
+            UserError: If a source cannot be opened, or no probed row can be used.
         """
         parts = self.open(split)
         if not parts:
@@ -67,7 +67,7 @@ def by_split(train: Sources, validation: Sources, test: Sources, predict: Source
     """Return the arguments of a datamodule as lists of sources by split.
 
     Raises:
-        UserError: if a source that is not for training has a weight.
+        UserError: If a source that is not for training has a weight.
     """
     sources: dict[Split, list[str | Source]] = {
         "train": as_list(train),

@@ -26,7 +26,7 @@ class StreamedSource(Protocol):
         """Return the number of rows of a shard, or None if the number is unknown."""
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard by column, starting at row ``start``."""
+        """Yield the rows of a shard by column, starting at row `start`."""
 
 
 class StreamedRow(NamedTuple):
@@ -45,7 +45,7 @@ class Stream:
         max_pixels: images with more pixels are refused.
 
     Raises:
-        UserError: if a weight does not give whole shards.
+        UserError: If a weight does not give whole shards.
     """
 
     def __init__(self, parts: Sequence[tuple[StreamedSource, Layout]], max_pixels: int) -> None:
@@ -71,7 +71,7 @@ class Stream:
         return self.parts[part][0].count(number)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[StreamedRow]:
-        """Yield the rows of one shard in their order, starting at row ``start``."""
+        """Yield the rows of one shard in their order, starting at row `start`."""
         part, number = self.shards[shard]
         source, layout = self.parts[part]
         for place, values in enumerate(source.rows(number, start), start):
@@ -104,11 +104,11 @@ class Stream:
         return self.parts[self.shards[item.sample_index >> 32][0]][1]
 
     def decoder(self, item: StreamedRow) -> Callable[[], Any]:
-        """Return a function that decodes the image of a row, or raises :class:`BadSample`."""
+        """Return a function that decodes the image of a row, or raises `BadSample`."""
         return lambda: decode_image(self.encoded(item), None, self._image_name_of(item), self.max_pixels)
 
     def encoded(self, item: StreamedRow) -> bytes:
-        """Return the encoded image of a row; raises :class:`BadSample`."""
+        """Return the encoded image of a row; raises `BadSample`."""
         if item.row.fault is not None:
             raise BadSample(*item.row.fault)
         data, path, name = item.row.data, item.row.path, self._image_name_of(item)
@@ -124,7 +124,7 @@ class Stream:
         return item.row.path if item.row.data is None and item.row.path else item.name
 
     def texts(self) -> Iterator[str]:
-        """Yield the captions of the first :data:`TOKENIZER_ROWS` rows, to train a tokenizer on."""
+        """Yield the captions of the first `TOKENIZER_ROWS` rows, to train a tokenizer on."""
         for number, item in enumerate(self.all_rows()):
             if number == TOKENIZER_ROWS:
                 return
@@ -134,7 +134,7 @@ class Stream:
         """Check that the split has rows, and that at least one of the first rows can be used.
 
         Raises:
-            UserError: if the split is empty, or none of the first rows can be used.
+            UserError: If the split is empty, or none of the first rows can be used.
         """
         origins = ", ".join(repr(layout.origin) for _, layout in self.parts)
         tried, faults = 0, list[Fault]()

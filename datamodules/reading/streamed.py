@@ -1,4 +1,4 @@
-"""Streamed sources that the ``datasets`` library reads."""
+"""Streamed sources that the `datasets` library reads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LibrarySource:
     """Streamed source with an unknown number of rows (JSON, CSV, the hub).
 
     Args:
-        data: a ``datasets.IterableDataset`` whose images are not decoded.
+        data: a `datasets.IterableDataset` whose images are not decoded.
     """
 
     def __init__(self, data: Any) -> None:
@@ -28,7 +28,7 @@ class LibrarySource:
         return None
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard by column, starting at row ``start``."""
+        """Yield the rows of a shard by column, starting at row `start`."""
         return itertools.islice(self._read(self.data, shard), start, None)
 
     @staticmethod
@@ -44,7 +44,7 @@ class ParquetSource(LibrarySource):
     """Streamed Parquet files on disk; reading starts at the row group of the first row.
 
     Args:
-        data: a ``datasets.IterableDataset`` with one shard per file.
+        data: a `datasets.IterableDataset` with one shard per file.
         files: the files in the order of the shards.
     """
 
@@ -58,7 +58,7 @@ class ParquetSource(LibrarySource):
         return sum(self._group_sizes(shard))
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a file by column, starting at row ``start``."""
+        """Yield the rows of a file by column, starting at row `start`."""
         if not start:
             yield from super().rows(shard)
             return

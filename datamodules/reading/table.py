@@ -78,17 +78,17 @@ class ImageTable:
         """Return the encoded image.
 
         Raises:
-            BadSample: if the row has a fault, or the file cannot be read.
+            BadSample: If the row has a fault, or the file cannot be read.
         """
         return read_image(*self._located_image(row))
 
     def _data_or_path(self, row: int) -> tuple[bytes | None, str | None]:
-        """Return the encoded image, or the absolute path of its file; raises :class:`BadSample`."""
+        """Return the encoded image, or the absolute path of its file; raises `BadSample`."""
         layout = self.layouts[self._locate(row)[0]]
         return layout.encoded_image({layout.image: self._value(row, layout.image)})
 
     def _located_image(self, row: int) -> tuple[bytes | None, str | None, str]:
-        """Return the encoded image or its checked path, and its name in messages; raises :class:`BadSample`."""
+        """Return the encoded image or its checked path, and its name in messages; raises `BadSample`."""
         data, path = self._data_or_path(row)
         if data is not None or not path:
             return data, None, self.name(row)
@@ -102,7 +102,7 @@ class ImageTable:
         """Return the value of a row in a column; all faults of single rows are raised in this method.
 
         Raises:
-            BadSample: if the row has a fault, or its content cannot be read, such as text that is not UTF-8.
+            BadSample: If the row has a fault, or its content cannot be read, such as text that is not UTF-8.
         """
         part, local = self._locate(row)
         columns, fault = self._columns[part], self.layouts[part].fault
@@ -115,7 +115,7 @@ class ImageTable:
         """Return the decoded image.
 
         Raises:
-            BadSample: if the image cannot be used.
+            BadSample: If the image cannot be used.
         """
         return decode_image(*self._located_image(row), self.max_pixels)
 
@@ -128,7 +128,7 @@ class ImageTable:
         """Return the absolute path of an image file, or the name of the row if the data contains the image.
 
         Raises:
-            BadSample: if the row has a fault.
+            BadSample: If the row has a fault.
         """
         if self._contains_images[self._locate(row)[0]]:
             return self.name(row)
@@ -151,7 +151,7 @@ class ImageTable:
         return None
 
     def check_rows(self, split: str, wanted: str, advice: str, unusable: Callable[[int], Fault | None]) -> None:
-        """Check that the split has rows, and that at least one of :data:`PROBED_ROWS` evenly spaced rows can be used.
+        """Check that the split has rows, and that at least one of `PROBED_ROWS` evenly spaced rows can be used.
 
         Args:
             split: name of the split, for the message.
@@ -160,7 +160,7 @@ class ImageTable:
             unusable: returns the fault of a row, or None.
 
         Raises:
-            UserError: if the split is empty, or no probed row can be used.
+            UserError: If the split is empty, or no probed row can be used.
         """
         origins = ", ".join(repr(layout.origin) for layout in self.layouts)
         if not len(self):
@@ -201,7 +201,7 @@ class PairTable(ImageTable):
         """Return the raw captions of a row.
 
         Raises:
-            BadSample: if the row has a fault.
+            BadSample: If the row has a fault.
         """
         layout = self.layouts[self._locate(row)[0]]
         if layout.caption is None:
@@ -228,7 +228,7 @@ class PairTable(ImageTable):
         The number is the id if the row has one, or else a hash of the path, or else the index of the row.
 
         Raises:
-            BadSample: if the row has a fault, or has no id in the column that the user named.
+            BadSample: If the row has a fault, or has no id in the column that the user named.
         """
         part, local = self._locate(row)
         ids = self._numbers[part]
@@ -286,7 +286,7 @@ class PairTable(ImageTable):
         """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: if the split is empty, or no probed row can be used.
+            UserError: If the split is empty, or no probed row can be used.
         """
         if len(self):
             _ = self._numbers

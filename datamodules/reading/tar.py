@@ -1,6 +1,6 @@
 """Reader of tar shards: the assignment of members to samples, and the members of a sample at given offsets.
 
-All readers of shards (records, indexes, reinforced samples) use :func:`sample_of`: a sample consists of adjacent
+All readers of shards (records, indexes, reinforced samples) use `sample_of`: a sample consists of adjacent
 members whose names are equal up to the first dot of the file name.
 """
 
@@ -29,7 +29,7 @@ TAR_ERRORS = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZM
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Split the name of a member into key and kind, such as ``("00/12", "syn.json")``; None for names without a dot."""
+    """Split the name of a member into key and kind, such as `("00/12", "syn.json")`; None for names without a dot."""
     folder, slash, base = name.rpartition("/")
     stem, dot, kind = base.partition(".")
     return (f"{folder}{slash}{stem}", kind.lower()) if stem and dot else None
@@ -45,7 +45,7 @@ def require_tar(file: str) -> Iterator[None]:
     """Raise errors of a tar file that is read in the context as errors for the user, with the name of the file.
 
     Raises:
-        UserError: if the file is not a tar file, or is damaged.
+        UserError: If the file is not a tar file, or is damaged.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def sample_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
     """Yield key, first byte, and byte after the end of the samples of an uncompressed shard; reads headers only.
 
     Raises:
-        UserError: if the file is not a tar file, is truncated, or is damaged.
+        UserError: If the file is not a tar file, is truncated, or is damaged.
     """
     current: tuple[bytes, int, int] | None = None
     for key, start, stop in _member_spans(file):
@@ -90,7 +90,7 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dict[str, bytes]:
-    """Read the members of a sample by kind, such as ``jpg`` and ``syn.json``.
+    """Read the members of a sample by kind, such as `jpg` and `syn.json`.
 
     Args:
         file: the shard.
@@ -100,7 +100,7 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
         key: key of the sample.
 
     Raises:
-        BadSample: if the file has changed, or cannot be read.
+        BadSample: If the file has changed, or cannot be read.
     """
     try:
         if is_remote(file):

@@ -32,14 +32,14 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     """Return the index of a shard: the index beside it, or else the cached index, or else a new one.
 
     Copying a shard with its index changes the modification times, so an index beside a shard is checked by its content:
-    some samples are looked up here, and :func:`read_members` checks each sample that is read.
+    some samples are looked up here, and `read_members` checks each sample that is read.
 
     Args:
         file: absolute path or URL.
         cache: folder of the cached indexes.
 
     Raises:
-        UserError: if the file is not a tar file, is truncated, or is damaged.
+        UserError: If the file is not a tar file, is truncated, or is damaged.
     """
     beside = _index_beside(file)
     return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
@@ -89,7 +89,7 @@ def _matches(index: TarIndex, file: str, size: int) -> bool:
 
 
 def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
-    """Return the ``uid`` in the ``json`` of each sample, bytes [N], empty without one; cached like the index."""
+    """Return the `uid` in the `json` of each sample, bytes [N], empty without one; cached like the index."""
 
     def read() -> Arrays:
         spans = zip(index.start.tolist(), index.stop.tolist(), index.keys.tolist(), strict=True)

@@ -29,24 +29,24 @@ SHARDS_AT_ONCE = 32
 def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
     """Yield the records of WebDataset shards, in which adjacent members with the same key are a sample.
 
-    The image is the member with the suffix of an image; the captions are the member ``caption`` or ``txt``, or the
-    entry ``caption`` of the member ``json``. Other members, such as pickled ones, are not read.
+    The image is the member with the suffix of an image; the captions are the member `caption` or `txt`, or the
+    entry `caption` of the member `json`. Other members, such as pickled ones, are not read.
 
     Args:
         files: tar files.
         caption: key of the caption.
-        image_id: key of the image id in the member ``json``; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        image_id: key of the image id in the member `json`; None for "image_id" if that exists.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
-        UserError: if a file is not a tar file or is truncated.
+        UserError: If a file is not a tar file or is truncated.
     """
     for file in files:
         yield from tar_records(file, caption, image_id)
 
 
 def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of shards by URL as :func:`read_tars` does, with the URL of an image's bytes in its place.
+    """Yield the records of shards by URL as `read_tars` does, with the URL of an image's bytes in its place.
 
     Headers and texts are read, of several shards at once; an image is read when its row is.
     """
@@ -63,14 +63,14 @@ def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp
 def tar_records(
     file: str, caption: str, image_id: str | None, start: int = 0, retries: int | None = None, images: bool = True
 ) -> Iterator[Record]:
-    """Yield the records of one shard as :func:`read_tars` does, starting at the first byte of a record.
+    """Yield the records of one shard as `read_tars` does, starting at the first byte of a record.
 
     Args:
         file: path or URL.
-        caption: as in :func:`read_tars`.
-        image_id: as in :func:`read_tars`.
+        caption: as in `read_tars`.
+        image_id: as in `read_tars`.
         start: first byte of the first record.
-        retries: as in :func:`~.remote.attempted`.
+        retries: as in `attempted`.
         images: whether to read the images; otherwise, of a file by URL, the path of an image is that of its bytes.
     """
     identity = "image_id" if image_id is None else image_id
@@ -103,7 +103,7 @@ def tar_starts(file: str, caption: str, retries: int | None = None) -> list[int]
     """Return the first byte of each record of a shard; only headers are read.
 
     Raises:
-        tarfile.TarError: if the shard is compressed or damaged.
+        tarfile.TarError: If the shard is compressed or damaged.
     """
     with open_file(file, retries, HEADERS) as content, tarfile.open(fileobj=content, mode="r:") as tar:
         return [member.offset for first, _, member in _record_members(tar, caption) if first]
@@ -162,7 +162,7 @@ class TarSource:
         caption: key of the caption.
         image_id: key of the image id; None for "image_id" if that exists.
         cache: folder of the cached offsets of the samples.
-        retries: as in :func:`~.remote.attempted`.
+        retries: as in `attempted`.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class TarSource:
         return None if starts is None else len(starts)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard by column, starting at sample ``start``."""
+        """Yield the samples of a shard by column, starting at sample `start`."""
         starts = self._places(shard) if start else None
         if starts is None:
             yield from itertools.islice(self._records(shard, 0), start, None)

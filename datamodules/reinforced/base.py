@@ -25,16 +25,16 @@ from .reader import ReinforcedReader, ReinforcedSample
 
 TeacherDtype = Literal["float32", "bfloat16"]
 _IMAGE_ARGUMENTS = ("mean", "std", "interpolation")
-"""Keys of the preprocessing that are arguments with the prefix ``image_``."""
+"""Keys of the preprocessing that are arguments with the prefix `image_`."""
 
 
 @dataclass
 class ReinforcedCollate:
     """Build training batches with a second caption and the teachers' embeddings.
 
-    In addition to ``image``, ``input_ids``, ``attention_mask``, ``image_id`` and ``sample_index``, a batch holds the
-    synthetic caption as ``synthetic_input_ids`` and ``synthetic_attention_mask``, and the concatenated embeddings of
-    all teachers as ``teacher_image``, ``teacher_text`` and ``teacher_synthetic`` [B, D]. With a `synthetic_ratio` it
+    In addition to `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`, a batch holds the
+    synthetic caption as `synthetic_input_ids` and `synthetic_attention_mask`, and the concatenated embeddings of
+    all teachers as `teacher_image`, `teacher_text` and `teacher_synthetic` [B, D]. With a `synthetic_ratio` it
     has one caption of each sample, without a synthetic one beside it.
 
     Args:
@@ -74,7 +74,7 @@ class ReinforcedSet(TrainingSet):
     read: ReinforcedReader
 
     def sample(self, epoch: int, item: int) -> ReinforcedSample:
-        """As in :class:`TrainingSet`."""
+        """As in `TrainingSet`."""
         return self.read(item, sample_numbers(self.seed, epoch, item), epoch)
 
 
@@ -104,7 +104,7 @@ class ReinforcedDataModule(PairDataModule):
         synthetic_ratio: probability that a sample trains on its synthetic caption instead of the real one (the paper's
             ablation of random choice; `mix-synthetic-ratio` of the released code); by default it trains on both. The
             text tower then encodes one caption for each image. The module treats and logs these captions as real ones.
-        **options: see :class:`PairDataModule`.
+        **options: see `PairDataModule`.
     """
 
     text_options: ClassVar[dict[str, Any]] = {
@@ -159,7 +159,7 @@ class ReinforcedDataModule(PairDataModule):
 
     @property
     def teachers(self) -> dict[str, Any] | None:
-        """Dimension (``dims``) and logit scale (``scales``) of each teacher, and their file (``source``); or None."""
+        """Dimension (`dims`) and logit scale (`scales`) of each teacher, and their file (`source`); or None."""
         return None
 
     def default_train_transform(self) -> ReplayTransform:

@@ -22,35 +22,35 @@ from .rows import ReinforcedTable
 class ReinforcedImageTextDataModule(ReinforcedDataModule):
     """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
 
-    A sample of a shard has the members ``syn.json``, ``paug.json`` and ``npz`` or ``pth.gz``; its image and its caption
-    (``txt``) are in the shard as well, or in ``images``. An epoch reads each sample once: one of its recorded
-    augmentations, replayed at ``image_size``, its caption, one of its synthetic captions, and the teachers' embeddings
-    of these three. The choice is a function of (seed, epoch, sample), or with ``sequential`` of the epoch alone.
+    A sample of a shard has the members `syn.json`, `paug.json` and `npz` or `pth.gz`; its image and its caption
+    (`txt`) are in the shard as well, or in `images`. An epoch reads each sample once: one of its recorded
+    augmentations, replayed at `image_size`, its caption, one of its synthetic captions, and the teachers' embeddings
+    of these three. The choice is a function of (seed, epoch, sample), or with `sequential` of the epoch alone.
 
-    The size of an image may differ from the size in which its boxes are measured. The entries ``original_height`` and
-    ``original_width`` of ``paug.json``, or else of the ``json`` that downloaders write, record the latter. Boxes are
+    The size of an image may differ from the size in which its boxes are measured. The entries `original_height` and
+    `original_width` of `paug.json`, or else of the `json` that downloaders write, record the latter. Boxes are
     then rescaled, and the number of rescaled boxes is logged.
 
     Args:
         train: shards: a tar file, glob pattern or folder, or a list of these.
         images: folder of the images if they are not in the shards: tar files with the names of the shards, or files
-            ``<key>.jpg`` or ``<shard>/<key>.jpg``. Captions are read from this folder as well.
-        validation: pairs for validation; see :class:`ImageTextDataModule` for the forms.
+            `<key>.jpg` or `<shard>/<key>.jpg`. Captions are read from this folder as well.
+        validation: pairs for validation; see `ImageTextDataModule` for the forms.
         test: pairs for testing, in the same forms.
         predict: images for prediction; captions are optional.
         image_root: folder that relative image paths of evaluation pairs start from.
         image_column: column of the images of evaluation pairs.
         caption_column: column of the captions of evaluation pairs.
         image_id_column: column whose equal values identify the same image.
-        synthetic_keys: regular expression; captions of ``syn.json`` are drawn if it matches their whole key. Version 2
+        synthetic_keys: regular expression; captions of `syn.json` are drawn if it matches their whole key. Version 2
             may hold captions of several captioners.
         other_sizes: treatment of images whose size differs from the recorded size: "rescale" rescales the boxes,
             "refuse" counts such samples as unusable, "ignore" measures boxes in pixels of the present images, for
             data that was reinforced after the download.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder of the cached indexes of shards, and of the copies of evaluation pairs; by default
-            ``~/.cache/vlightning``, and the ``datasets`` library's own folder.
-        **options: see :class:`ReinforcedDataModule`.
+            `~/.cache/vlightning`, and the `datasets` library's own folder.
+        **options: see `ReinforcedDataModule`.
     """
 
     def __init__(

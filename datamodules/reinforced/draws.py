@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..base.sampling import view_seed
 
 _RATIO_DRAW = 1
-"""Number of the draw between real and synthetic caption, among those of :func:`~..core.sampling.view_seed`."""
+"""Number of the draw between real and synthetic caption, among those of `view_seed`."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ReinforcedDraws:
 
         Args:
             count: number of stored augmentations.
-            numbers: random numbers of the sample, from :func:`~..core.sampling.sample_numbers`.
+            numbers: random numbers of the sample, from `sample_numbers`.
             epoch: the epoch.
         """
         count = min(count, self.first_augmentations or count)

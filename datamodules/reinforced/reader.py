@@ -24,7 +24,7 @@ OtherSizes = Literal["rescale", "refuse", "ignore"]
 
 
 class ReinforcedRows(Protocol):
-    """Rows of reinforced samples, as :class:`ReinforcedReader` reads them."""
+    """Rows of reinforced samples, as `ReinforcedReader` reads them."""
 
     synthetic_keys: re.Pattern[str]
     other_sizes: OtherSizes
@@ -37,14 +37,14 @@ class ReinforcedRows(Protocol):
         """Return the members of a row by kind.
 
         Raises:
-            BadSample: if the row cannot be read.
+            BadSample: If the row cannot be read.
         """
 
     def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
         """Decode the image in the members of a row, without applying the EXIF orientation.
 
         Raises:
-            BadSample: if the image cannot be used.
+            BadSample: If the image cannot be used.
         """
 
 
@@ -84,11 +84,11 @@ class ReinforcedReader:
 
         Args:
             row: index of the row.
-            numbers: random numbers of the row, from :func:`~..core.sampling.sample_numbers`.
+            numbers: random numbers of the row, from `sample_numbers`.
             epoch: the epoch, for sequential draws.
 
         Raises:
-            BadSample: if the row cannot be used.
+            BadSample: If the row cannot be used.
         """
         name = self.rows.name(row)
         with reading(name):  # includes the transform, which replays an augmentation that the row contains
@@ -202,7 +202,7 @@ class ReinforcedReader:
 
 
 class _Synthetic(NamedTuple):
-    """Synthetic captions of one kind; their embeddings are rows ``first``, ``first + 1``, ... of ``array``."""
+    """Synthetic captions of one kind; their embeddings are rows `first`, `first + 1`, ... of `array`."""
 
     captions: list[str]
     array: str

@@ -63,11 +63,11 @@ class ReinforcementDataModule(SampledDataModule):
     every n-th of the remaining shards. The augmentations of a row are a function of (seed, row, index of the
     augmentation), for any number of processes, workers and rows in a batch.
 
-    The module defines the inputs of its teachers and its captioner (:class:`EmbedsAugmentations`). Batches are those of
-    :class:`ReinforcementCollate`.
+    The module defines the inputs of its teachers and its captioner (`EmbedsAugmentations`). Batches are those of
+    `ReinforcementCollate`.
 
     Args:
-        pairs: images with captions; see :class:`ImageTextDataModule` for the forms. The first caption of a row is used;
+        pairs: images with captions; see `ImageTextDataModule` for the forms. The first caption of a row is used;
             the number of rows with several captions is logged.
         folder: folder of the shards and of `manifest.json`.
         synthetic_column: column of synthetic captions (a text or a list of texts), for a module without a captioner.
@@ -87,8 +87,8 @@ class ReinforcementDataModule(SampledDataModule):
         shard_size: rows per shard; a killed process repeats at most this number of rows (DataCompDR-12M: 12,500).
         batch_size: pairs per batch.
         max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`SampledDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
@@ -147,7 +147,7 @@ class ReinforcementDataModule(SampledDataModule):
         """Open the pairs, and find the missing shards.
 
         Raises:
-            UserError: if the stage is not `predict`, or the pairs cannot be used.
+            UserError: If the stage is not `predict`, or the pairs cannot be used.
         """
         if stage not in (None, "predict"):
             raise UserError(f"Expected the command 'predict', got {stage!r}: run `vlightning predict`.")
@@ -213,7 +213,7 @@ class ReinforcementDataModule(SampledDataModule):
         return self.folder / f"{number:08d}.tar"
 
     def open_shard(self, number: int) -> ShardFile:
-        """Return the writer of a shard; add records by ``add(record.key, record.members(version, embeddings))``."""
+        """Return the writer of a shard; add records by `add(record.key, record.members(version, embeddings))`."""
         return ShardFile(self.shard_path(number))
 
     def bytes_per_sample(self, width: int, captions: int | None) -> float:
@@ -266,7 +266,7 @@ class ReinforcementDataModule(SampledDataModule):
             count: largest number of samples.
 
         Raises:
-            UserError: if a sample cannot be read.
+            UserError: If a sample cannot be read.
         """
         paths = (self.shard_path(number) for number in range(self.shards))
         try:

@@ -206,9 +206,9 @@ class ReinforcementSet(SeededSet):
 class ReinforcementCollate:
     """Build batches for a module that embeds augmentations.
 
-    A batch holds ``views``, a list of uint8 [N, A, S, S, 3]; ``whole``, float [N, 3, H, W], or a list of these for
-    several captioners, if there is one; ``caption_seed``, long [N]; ``sample_index``, long [N], the rows; and
-    ``originals``, the pairs.
+    A batch holds `views`, a list of uint8 [N, A, S, S, 3]; `whole`, float [N, 3, H, W], or a list of these for
+    several captioners, if there is one; `caption_seed`, long [N]; `sample_index`, long [N], the rows; and
+    `originals`, the pairs.
     """
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
@@ -254,7 +254,7 @@ def read_back(shards: Shards, sample: int, inputs: NetworkInputs) -> StoredSampl
     """Read a sample of a finished shard with all of its embeddings.
 
     Raises:
-        BadSample: if the sample cannot be read.
+        BadSample: If the sample cannot be read.
     """
     place = shards.name(sample)
     members = shards.members(sample)

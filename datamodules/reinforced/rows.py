@@ -1,7 +1,7 @@
 """Rows of reinforced shards: an image and its captions, with the teachers' embeddings.
 
-The layout is that of DataCompDR: the members ``txt`` (the caption), ``syn.json`` (synthetic captions), ``paug.json``
-(augmentations) and ``npz`` or ``pth.gz`` (embeddings), in version 1 with one ``text_emb`` for real and synthetic
+The layout is that of DataCompDR: the members `txt` (the caption), `syn.json` (synthetic captions), `paug.json`
+(augmentations) and `npz` or `pth.gz` (embeddings), in version 1 with one `text_emb` for real and synthetic
 captions, in version 2 with one array for each kind of synthetic caption.
 """
 
@@ -62,10 +62,10 @@ class ReinforcedTable:
         return self.name(row)
 
     def members(self, row: int) -> dict[str, bytes]:
-        """Return the members of a row and those of its separate image, whose ``json`` is returned as ``image.json``.
+        """Return the members of a row and those of its separate image, whose `json` is returned as `image.json`.
 
         Raises:
-            BadSample: if the members cannot be read.
+            BadSample: If the members cannot be read.
         """
         members = self.shards.members(row)
         if self.separate_images is not None:
@@ -81,23 +81,23 @@ class ReinforcedTable:
         """Decode the image in the members of a row, without EXIF orientation, since boxes are measured without it.
 
         Raises:
-            BadSample: if there is no image, or it cannot be used.
+            BadSample: If there is no image, or it cannot be used.
         """
         return decode_image(_image_in(members), None, self.name(row), self.max_pixels, upright=False)
 
     def encoded(self, row: int) -> bytes:
-        """Return the encoded image; raises :class:`BadSample`."""
+        """Return the encoded image; raises `BadSample`."""
         return read_image(_image_in(self.members(row)), None, self.name(row))
 
     def captions(self, row: int) -> list[str]:
-        """Return the real caption in a list, which is empty without one; raises :class:`BadSample`."""
+        """Return the real caption in a list, which is empty without one; raises `BadSample`."""
         return caption_of(self.members(row))
 
     def check(self, split: str, read: ReinforcedReader) -> None:
-        """Check that at least one of the probed samples can be used, and set ``teacher_width`` from it.
+        """Check that at least one of the probed samples can be used, and set `teacher_width` from it.
 
         Raises:
-            UserError: if the split is empty, or no probed sample can be used.
+            UserError: If the split is empty, or no probed sample can be used.
         """
         origins = f"{len(self.shards.files)} shard(s), {self.shards.files[0]!r} the first"
         if not len(self):

@@ -26,8 +26,8 @@ class SampleEmbeddings:
         name: name of the sample in messages.
 
     Raises:
-        BadSample: if the sample has no embeddings, or they are no matrices of floats, or take more than
-            :data:`MAX_EMBEDDING_BYTES` decompressed.
+        BadSample: If the sample has no embeddings, or they are no matrices of floats, or take more than
+            `MAX_EMBEDDING_BYTES` decompressed.
     """
 
     def __init__(self, members: dict[str, bytes], name: str) -> None:
@@ -56,7 +56,7 @@ class SampleEmbeddings:
         """Return one row [D] in the stored type.
 
         Raises:
-            BadSample: if the row cannot be read.
+            BadSample: If the row cannot be read.
         """
         try:
             return self._arrays[array][number]
@@ -65,7 +65,7 @@ class SampleEmbeddings:
 
 
 class _NpyRows:
-    """Array in an ``npz`` file; a row is read without the rows after it.
+    """Array in an `npz` file; a row is read without the rows after it.
 
     The rows before it are read and dropped instead of skipped by a seek: Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1
     read from a wrong position after a seek while another member is open (python/cpython#127847), and every Python from

@@ -56,10 +56,10 @@ class ReinforcedRecord:
     sha256: str = ""
 
     def members(self, version: Version = 1, embeddings: EmbeddingFormat = "npz") -> dict[str, bytes]:
-        """Return the content of the members by kind; arguments as in :func:`write_shard`.
+        """Return the content of the members by kind; arguments as in `write_shard`.
 
         Raises:
-            UserError: if there are several kinds of synthetic captions, which version 1 does not support.
+            UserError: If there are several kinds of synthetic captions, which version 1 does not support.
         """
         augmentations: dict[str, Any] = {"param_aug": [augmentation.as_json() for augmentation in self.augmentations]}
         identity: dict[str, Any] = {"uid": self.uid or self.key}
@@ -117,7 +117,7 @@ class ShardFile:
     """Writer of a tar file, sample by sample; the file gets its name once it is complete and on the disk.
 
     The index `<name>.index.json` is written beside the file. It has the byte offsets of each sample, so that a reader
-    does not read all headers, and remarks of the writer. Without :meth:`finish`, no file remains.
+    does not read all headers, and remarks of the writer. Without `finish`, no file remains.
 
     Args:
         path: path of the tar file.

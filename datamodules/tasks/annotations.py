@@ -25,16 +25,16 @@ class Annotations:
     """The form of annotation files, and the settings that all sources of a datamodule share.
 
     Args:
-        images: names of the images of a sample in batches, such as ``("image_left", "image_right")``; also the columns
+        images: names of the images of a sample in batches, such as `("image_left", "image_right")`; also the columns
             of the rows.
-        image_columns: key of each image in a file. A list ``images`` in a row replaces them.
+        image_columns: key of each image in a file. A list `images` in a row replaces them.
         text_column: key of the text.
-        values: key in a file of each further column of the rows, such as ``{"label": "label"}``; a value is read as a
+        values: key in a file of each further column of the rows, such as `{"label": "label"}`; a value is read as a
             list of strings.
         image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
             the file.
         image_suffix: suffix of image names that have none.
-        cache_dir: folder of the converted data; None for the default of the ``datasets`` library.
+        cache_dir: folder of the converted data; None for the default of the `datasets` library.
     """
 
     images: tuple[str, ...]
@@ -49,15 +49,15 @@ class Annotations:
         """Open one source.
 
         Args:
-            source: ``.json`` (a list of objects), ``.jsonl``, ``.csv`` or ``.parquet``, or a folder or pattern of such.
+            source: `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet`, or a folder or pattern of such.
             split: split of the datamodule, for messages; prediction needs no further columns.
 
         Returns:
-            A ``datasets.Dataset`` with the columns :attr:`images`, :data:`TEXT`, :attr:`values` and :data:`FAULT`, and
+            A `datasets.Dataset` with the columns `images`, `TEXT`, `values` and `FAULT`, and
             the layout of its rows, whose caption column is the first of the values.
 
         Raises:
-            UserError: if the source does not exist, is of another format, or lacks a column.
+            UserError: If the source does not exist, is of another format, or lacks a column.
         """
         from datasets import Dataset, Features, List, Value
 
@@ -118,11 +118,11 @@ def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> I
 
     Args:
         form: form of the files.
-        files: ``.json``, ``.jsonl``, ``.csv`` or ``.parquet`` files.
-        stamp: not read; a change of it, with the files, invalidates the cache of the ``datasets`` library.
+        files: `.json`, `.jsonl`, `.csv` or `.parquet` files.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
-        UserError: if a file has another form.
+        UserError: If a file has another form.
     """
     none: Record = {name: {"bytes": None, "path": None} for name in form.images}
     none |= {TEXT: "", **{column: [] for column in form.values}}

@@ -25,16 +25,16 @@ from .samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
 class TaskDataModule(TextDataModule):
     """Samples of one or two images, a text and a target, in batches of the project's contract (dicts of tensors).
 
-    A batch holds the images, float [B, 3, H, W], under the names of :attr:`image_names`; ``input_ids`` and
-    ``attention_mask`` [B, L]; ``label`` [B]; ``sample_index`` [B]. Evaluation reads each row once. A subclass defines
-    the rows in :meth:`open_split`.
+    A batch holds the images, float [B, 3, H, W], under the names of `image_names`; `input_ids` and
+    `attention_mask` [B, L]; `label` [B]; `sample_index` [B]. Evaluation reads each row once. A subclass defines
+    the rows in `open_split`.
 
     Args:
         max_tokens: longest token sequence, special tokens included. By default no text is truncated, as in the authors'
             fine-tuning.
         append_sep: whether sequences end with [SEP]; the ALBEF authors omit it.
-        clean_captions: whether to apply ALBEF's caption cleaning, which keeps ``max_words`` words.
-        **options: see :class:`~.texts.TextDataModule`.
+        clean_captions: whether to apply ALBEF's caption cleaning, which keeps `max_words` words.
+        **options: see `TextDataModule`.
     """
 
     image_names: ClassVar[tuple[str, ...]] = ("image",)
@@ -77,10 +77,10 @@ class TaskDataModule(TextDataModule):
     # For callbacks
 
     def images(self, split: Split, sample_index: int) -> list[Image.Image]:
-        """Return the images of a ``sample_index`` before the evaluation transform: decoded, RGB, upright.
+        """Return the images of a `sample_index` before the evaluation transform: decoded, RGB, upright.
 
         Raises:
-            ValueError: if the split is not set up, or an image cannot be used.
+            ValueError: If the split is not set up, or an image cannot be used.
         """
         try:
             found: list[Image.Image] = self._opened(split).all_images(sample_index)
@@ -89,11 +89,11 @@ class TaskDataModule(TextDataModule):
         return found
 
     def text(self, split: Split, sample_index: int) -> str:
-        """Return the text of a ``sample_index``."""
+        """Return the text of a `sample_index`."""
         return str(self._opened(split).text(sample_index))
 
     def described(self, split: Split, sample_index: int) -> dict[str, str]:
-        """Return the columns by which files of predictions name a ``sample_index``: each image, and the text."""
+        """Return the columns by which files of predictions name a `sample_index`: each image, and the text."""
         names = self._opened(split).all_image_names(sample_index)
         return dict(zip(self.image_names, names, strict=True)) | {"text": self.text(split, sample_index)}
 
@@ -110,23 +110,23 @@ class AnnotationDataModule(TaskDataModule):
     """Samples of annotation files, as their authors publish them, or of tables of one's own.
 
     Args:
-        train: training rows: a ``.json`` (a list of objects), ``.jsonl``, ``.csv`` or ``.parquet`` file, a glob
-            pattern, a folder, a :class:`Source`, or a list of these, read one after another.
+        train: training rows: a `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet` file, a glob
+            pattern, a folder, a `Source`, or a list of these, read one after another.
         validation: rows for validation, in the same forms.
         test: rows for testing, in the same forms.
         predict: rows for prediction, in the same forms; labels are optional.
         image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_columns: column of each image of a row, encoded or a path; by default the names of the images in batches.
-            A list in a column ``images`` replaces them.
+            A list in a column `images` replaces them.
         text_column: column of the text.
         label_column: column of the label, the name or the index of a class.
         image_suffix: suffix of image names that have none; by default that of the authors' files.
         image_size: side of the square images, pixels; by default that of the module, or else 384.
         horizontal_flip: whether to flip half of the training images, as the authors do; set it to false if texts
-            distinguish left and right. Has no effect with ``train_transform``.
+            distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the ``datasets`` library.
-        **options: see :class:`TaskDataModule`.
+        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        **options: see `TaskDataModule`.
     """
 
     label_names: ClassVar[tuple[str, ...]] = ()

@@ -32,7 +32,7 @@ class TaskTable(LabelTable):
         self._texts = [None] * len(parts)
 
     def all_images(self, row: int) -> list[Image.Image]:
-        """Return the decoded images of a row; raises :class:`BadSample`."""
+        """Return the decoded images of a row; raises `BadSample`."""
         layout = self.layouts[self._locate(row)[0]]
         images = []
         for column in self.image_columns:
@@ -49,11 +49,11 @@ class TaskTable(LabelTable):
         return [path if data is None and path else self.name(row) for data, path in found]
 
     def text(self, row: int) -> str:
-        """Return the raw text of a row; raises :class:`BadSample`."""
+        """Return the raw text of a row; raises `BadSample`."""
         return str(self._value(row, TEXT))
 
     def target(self, row: int) -> Any:
-        """Return the class index of a row, or None if the split has no labels; raises :class:`BadSample`."""
+        """Return the class index of a row, or None if the split has no labels; raises `BadSample`."""
         return self.label(row)
 
     def texts(self) -> Iterator[str]:
@@ -66,7 +66,7 @@ class TaskTable(LabelTable):
         """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
-            UserError: if the split is empty, or no probed row can be used.
+            UserError: If the split is empty, or no probed row can be used.
         """
 
         def unusable(row: int) -> Fault | None:

@@ -22,16 +22,16 @@ class TaskRows(Rows, Protocol):
     """Rows of images with a text and a target."""
 
     def all_images(self, row: int) -> list[Image.Image]:
-        """Return the decoded images (RGB) of a row; raises :class:`BadSample`."""
+        """Return the decoded images (RGB) of a row; raises `BadSample`."""
 
     def all_image_names(self, row: int) -> list[str]:
         """Return the path of each image, or the name of the row if the data contains the image."""
 
     def text(self, row: int) -> str:
-        """Return the raw text; raises :class:`BadSample`."""
+        """Return the raw text; raises `BadSample`."""
 
     def target(self, row: int) -> Any:
-        """Return what the text is to be given, such as a class index; None without; raises :class:`BadSample`."""
+        """Return what the text is to be given, such as a class index; None without; raises `BadSample`."""
 
 
 class TaskSample(NamedTuple):
@@ -58,7 +58,7 @@ class TaskReader:
     encoder: Encoder
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> TaskSample:
-        """Read a row; arguments and errors as in :class:`~.samples.Reader`."""
+        """Read a row; arguments and errors as in `Reader`."""
         text, target = self.rows.text(row), self.rows.target(row)
         if not self.encoder.usable(text):
             raise BadSample(EMPTY_CAPTION, self.rows.name(row))
@@ -95,7 +95,7 @@ class TaskEvaluationSet(SeededSet):
 
 @dataclass
 class TaskCollate:
-    """Build batches: the images, ``input_ids`` and ``attention_mask`` [B, L], the targets, and ``sample_index`` [B].
+    """Build batches: the images, `input_ids` and `attention_mask` [B, L], the targets, and `sample_index` [B].
 
     Args:
         images: names of the images of a sample.
@@ -123,7 +123,7 @@ class TaskCollate:
         return Collated(batch, seen, faults)
 
     def targets(self, targets: Sequence[Any]) -> dict[str, torch.Tensor]:
-        """Return the batch's entries for the targets: ``label``, long [B]."""
+        """Return the batch's entries for the targets: `label`, long [B]."""
         return {"label": torch.tensor(targets, dtype=torch.long)}
 
     def _no_images(self) -> torch.Tensor:

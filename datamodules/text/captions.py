@@ -12,7 +12,7 @@ _SPACES = re.compile(r"\s{2,}")
 
 
 def clean_caption(caption: str, max_words: int = 30) -> str:
-    """Apply ALBEF's caption cleaning (``pre_caption`` of the authors' code), step by step in their order.
+    """Apply ALBEF's caption cleaning (`pre_caption` of the authors' code), step by step in their order.
 
     Args:
         caption: raw text.

@@ -1,16 +1,52 @@
-"""Encoding of captions by CLIP's tokenizer."""
+"""CLIP's tokenizer, which is a part of open_clip, and the encoding of captions by it."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from open_clip import SimpleTokenizer
 
+from ...common.clip_vocabulary import clip_tokenizer_json
 from .captions import ALL_WORDS, clean_caption, usable_caption
 
 CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_TOKENS = 77
+
+
+class CLIPTokenizer(SimpleTokenizer):
+    """open_clip's tokenizer with the attribute names of the `transformers` library for its special tokens.
+
+    Args:
+        max_tokens: the context length.
+    """
+
+    mask_token_id = None
+    pad_token_id = 0  # also the id of "!"
+
+    def __init__(self, max_tokens: int = CLIP_TOKENS) -> None:
+        super().__init__(context_length=max_tokens)
+        self.cls_token_id = self.sot_token_id
+        self.sep_token_id = self.eot_token_id
+
+    def __len__(self) -> int:
+        return int(self.vocab_size)
+
+    @functools.cached_property
+    def backend_tokenizer(self) -> Any:
+        """The tokenizer of the `tokenizers` library with this vocabulary."""
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_str(clip_tokenizer_json())
+
+
+@functools.cache
+def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
+    """Return the tokenizer with a context length; it is cached, since reading the vocabulary takes 0.2 s."""
+    return CLIPTokenizer(max_tokens)
 
 
 class CLIPTextEncoder:
@@ -26,8 +62,6 @@ class CLIPTextEncoder:
     """
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
-        from .clip_tokenizer import clip_tokenizer
-
         self.tokenizer = clip_tokenizer(max_tokens)
         self.max_tokens = max_tokens
         self.clean = clean
@@ -37,7 +71,7 @@ class CLIPTextEncoder:
         """Encode a batch.
 
         Returns:
-            ``input_ids`` and ``attention_mask``, long [B, L], L being ``max_tokens``.
+            `input_ids` and `attention_mask`, long [B, L], L being `max_tokens`.
         """
         if not captions:
             empty = torch.zeros(0, self.max_tokens, dtype=torch.long)
@@ -47,7 +81,7 @@ class CLIPTextEncoder:
         return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
 
     def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after ALBEF's cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+        """Return a caption after ALBEF's cleaning, which keeps `max_words` words; the caption if cleaning is off."""
         return clean_caption(caption, max_words) if self.clean else caption
 
     def lengths(self, captions: Sequence[str]) -> list[int]:

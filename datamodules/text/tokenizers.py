@@ -37,10 +37,10 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     [MASK] 103.
 
     Returns:
-        The tokenizer as JSON text of the ``tokenizers`` library.
+        The tokenizer as JSON text of the `tokenizers` library.
 
     Raises:
-        UserError: if ``vocab_size`` leaves no room for characters beside the reserved ids.
+        UserError: If `vocab_size` leaves no room for characters beside the reserved ids.
     """
     from tokenizers import models, trainers
 
@@ -80,7 +80,7 @@ def _wordpiece(model: Any) -> Any:
 
 
 def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
-    """Build a tokenizer from the result of :func:`train_wordpiece`."""
+    """Build a tokenizer from the result of `train_wordpiece`."""
     from tokenizers import Tokenizer
 
     return _wrap(Tokenizer.from_str(text))
@@ -98,10 +98,10 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
     """Open a tokenizer.
 
     Args:
-        name: hub name, local folder, ``vocab.txt`` in BERT's form, or ``tokenizer.json``.
+        name: hub name, local folder, `vocab.txt` in BERT's form, or `tokenizer.json`.
 
     Raises:
-        UserError: if the tokenizer does not exist, or has no fast implementation.
+        UserError: If the tokenizer does not exist, or has no fast implementation.
     """
     path = Path(name).expanduser()
     if path.is_dir() and not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
@@ -151,12 +151,12 @@ def _tokenizer_from_file(path: Path) -> PreTrainedTokenizerFast:
 
 
 def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
-    """Set the tokenizer's template to ``[CLS] text [SEP]`` or, as the ALBEF authors do, ``[CLS] text``.
+    """Set the tokenizer's template to `[CLS] text [SEP]` or, as the ALBEF authors do, `[CLS] text`.
 
     Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
 
     Raises:
-        UserError: if ``append_sep`` is False for a tokenizer without [CLS] or [SEP].
+        UserError: If `append_sep` is False for a tokenizer without [CLS] or [SEP].
     """
     if tokenizer.cls_token is None or tokenizer.sep_token is None:
         if not append_sep:
@@ -187,10 +187,10 @@ class Encoder(Protocol):
     max_words: int
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return ``input_ids`` and ``attention_mask``, long [B, L]."""
+        """Return `input_ids` and `attention_mask`, long [B, L]."""
 
     def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after the cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+        """Return a caption after the cleaning, which keeps `max_words` words; the caption if cleaning is off."""
 
     def lengths(self, captions: Sequence[str]) -> list[int]:
         """Return the number of tokens of each caption before any truncation, special tokens included."""
@@ -205,9 +205,9 @@ class TextEncoder:
     Args:
         tokenizer: any fast tokenizer with a padding token.
         max_tokens: longest sequence, special tokens included; longer sequences are truncated.
-        clean: whether to apply :func:`clean_caption` first.
+        clean: whether to apply `clean_caption` first.
         max_words: number of words that the cleaning keeps.
-        pad_to_multiple_of: batches are padded to a length that this divides, or to ``max_tokens``; by default to their
+        pad_to_multiple_of: batches are padded to a length that this divides, or to `max_tokens`; by default to their
             longest sequence.
     """
 
@@ -235,7 +235,7 @@ class TextEncoder:
         """Encode captions.
 
         Returns:
-            ``input_ids`` and ``attention_mask``, long [len(captions), longest]; padding follows the sequences.
+            `input_ids` and `attention_mask`, long [len(captions), longest]; padding follows the sequences.
         """
         if not captions:
             empty = torch.zeros(0, 1, dtype=torch.long)
@@ -255,7 +255,7 @@ class TextEncoder:
         return {key: pad(encoded[key], (0, wanted - length), value=value) for key, value in values.items()}
 
     def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after the cleaning, which keeps ``max_words`` words; the caption if cleaning is off."""
+        """Return a caption after the cleaning, which keeps `max_words` words; the caption if cleaning is off."""
         return clean_caption(caption, max_words) if self.clean else caption
 
     def lengths(self, captions: Sequence[str]) -> list[int]:

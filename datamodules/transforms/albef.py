@@ -1,6 +1,6 @@
 """ALBEF's image transforms; every number is an argument.
 
-The defaults are those of the authors' pre-training code: ``RandomResizedCrop`` with scale 0.2-1, horizontal flip, two
+The defaults are those of the authors' pre-training code: `RandomResizedCrop` with scale 0.2-1, horizontal flip, two
 operations of their RandAugment pool, and the mean and standard deviation of CLIP.
 """
 
@@ -53,7 +53,7 @@ class ALBEFRandAugment(CheckedArguments, nn.Module):
 
     Args:
         num_ops: number of operations drawn for each image (authors: 2).
-        magnitude: level of all operations, at most ``max_magnitude`` (authors: 7).
+        magnitude: level of all operations, at most `max_magnitude` (authors: 7).
         max_magnitude: the highest level (authors: 10).
         skip_probability: probability of skipping a drawn operation (authors: 0.5).
         operations: operations to draw from (authors: these ten, without color operations).
@@ -64,7 +64,7 @@ class ALBEFRandAugment(CheckedArguments, nn.Module):
         fill: color of pixels outside of the image (authors: 128, 128, 128).
 
     Raises:
-        UserError: if an operation is unknown.
+        UserError: If an operation is unknown.
     """
 
     def __init__(
@@ -169,17 +169,17 @@ class ALBEFTrainTransform(NormalizedTransform):
             1 for fine-tuning). None resizes the whole image instead of a crop (authors: for grounding).
         ratio: smallest and largest aspect ratio of the crop (torchvision's default, which the authors use).
         horizontal_flip: probability of a flip; 0 where captions distinguish left and right (authors: 0.5).
-        rand_augment: whether to apply :class:`ALBEFRandAugment`.
-        num_ops: see :class:`ALBEFRandAugment`.
-        magnitude: see :class:`ALBEFRandAugment`.
-        max_magnitude: see :class:`ALBEFRandAugment`.
-        skip_probability: see :class:`ALBEFRandAugment`.
-        operations: see :class:`ALBEFRandAugment`.
-        enhance_range: see :class:`ALBEFRandAugment`.
-        max_shear: see :class:`ALBEFRandAugment`.
-        max_translate: see :class:`ALBEFRandAugment`.
-        max_rotate: see :class:`ALBEFRandAugment`.
-        fill: see :class:`ALBEFRandAugment`.
+        rand_augment: whether to apply `ALBEFRandAugment`.
+        num_ops: see `ALBEFRandAugment`.
+        magnitude: see `ALBEFRandAugment`.
+        max_magnitude: see `ALBEFRandAugment`.
+        skip_probability: see `ALBEFRandAugment`.
+        operations: see `ALBEFRandAugment`.
+        enhance_range: see `ALBEFRandAugment`.
+        max_shear: see `ALBEFRandAugment`.
+        max_translate: see `ALBEFRandAugment`.
+        max_rotate: see `ALBEFRandAugment`.
+        fill: see `ALBEFRandAugment`.
         mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
         std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
         interpolation: interpolation of the crop (authors: bicubic).

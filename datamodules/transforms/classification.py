@@ -116,7 +116,7 @@ class ImageNetEvalTransform(CLIPEvalTransform):
 
     Args:
         size: side of the result, pixels.
-        resize: size of the shorter side before the crop, pixels; by default 8/7 of ``size`` (256 for 224).
+        resize: size of the shorter side before the crop, pixels; by default 8/7 of `size` (256 for 224).
         mean: mean of each channel, on the 0-1 scale.
         std: standard deviation of each channel, on the 0-1 scale.
     """

@@ -26,7 +26,7 @@ class CLIPEvalTransform(NormalizedTransform):
         interpolation: interpolation of the resize (MobileCLIP: bilinear).
         resize_mode: "shortest" resizes the shorter side; "squash" resizes both sides, which changes the aspect ratio
             (SigLIP).
-        resize: size of the shorter side before the crop, pixels; by default ``size``.
+        resize: size of the shorter side before the crop, pixels; by default `size`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
 
     Args:
         size: side of the square result, pixels.
-        expected: preprocessing that trained weights expect, with the keys of :func:`preprocessing`; without a mean,
+        expected: preprocessing that trained weights expect, with the keys of `preprocessing`; without a mean,
             ALBEF's transform is built.
     """
     if "mean" not in expected:
@@ -106,7 +106,7 @@ def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any)
 
     Args:
         size: side of the square result, pixels.
-        expected: as in :func:`pair_eval_transform`.
+        expected: as in `pair_eval_transform`.
         **options: other arguments of the transform.
     """
     own = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}

@@ -56,7 +56,7 @@ class ToNormalized(nn.Module):
 class NormalizedTransform(CheckedArguments, nn.Module):
     """Base of the transforms that edit an 8-bit image, then normalize it.
 
-    Loader workers apply :meth:`edit` only, and send bytes; the images are normalized on the device (:func:`in_pixels`).
+    Loader workers apply `edit` only, and send bytes; the images are normalized on the device (`in_pixels`).
     A subclass that overrides `forward` sends floats.
 
     Attributes:
@@ -75,7 +75,7 @@ class NormalizedTransform(CheckedArguments, nn.Module):
         raise NotImplementedError
 
     def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
-        """Convert an RGB image of any size to float [3, H, W]; arguments as in :meth:`edit`."""
+        """Convert an RGB image of any size to float [3, H, W]; arguments as in `edit`."""
         converted: torch.Tensor = self.finish(self.edit(image, *given))
         return converted
 
@@ -92,7 +92,7 @@ class ToPixels(nn.Module):
         self.transform = transform
 
     def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
-        """Edit an image; arguments as in :meth:`NormalizedTransform.edit`."""
+        """Edit an image; arguments as in `NormalizedTransform.edit`."""
         pixels: torch.Tensor = F.pil_to_tensor(self.transform.edit(image, *given))
         return pixels
 
@@ -104,7 +104,7 @@ def normalization_of(transform: nn.Module) -> ToNormalized | None:
 
 
 def in_pixels(transform: nn.Module) -> nn.Module:
-    """Return a transform without its normalization; the transform itself if :func:`normalization_of` is None."""
+    """Return a transform without its normalization; the transform itself if `normalization_of` is None."""
     return ToPixels(transform) if _ends_normalized(transform) else transform
 
 
@@ -139,9 +139,9 @@ def preprocessing(
         mean: mean of each channel, on the 0-1 scale.
         std: standard deviation of each channel, on the 0-1 scale.
         interpolation: interpolation of the resize.
-        resize_mode: "squash" resizes both sides to ``resize``; "shortest" resizes the shorter side to ``resize`` and
+        resize_mode: "squash" resizes both sides to `resize`; "shortest" resizes the shorter side to `resize` and
             crops the center.
-        resize: size of the resized side, if it differs from ``image_size``, pixels.
+        resize: size of the resized side, if it differs from `image_size`, pixels.
     """
     return {
         "image_size": image_size,
@@ -154,7 +154,7 @@ def preprocessing(
 
 
 def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
-    """Return the attribute ``preprocessing`` of an evaluation transform, or the name of its class if it has none."""
+    """Return the attribute `preprocessing` of an evaluation transform, or the name of its class if it has none."""
     found: dict[str, Any] | None = getattr(transform, "preprocessing", None)
     kind = type(transform)
     return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if found is None else dict(found)

@@ -1,7 +1,7 @@
 """Drawing, recording and replaying of the augmentations of a reinforced dataset.
 
 The format is that of DataCompDR: a crop, which is a box in pixels of the original image, and two operations of
-RandAugment, each of which is an index into :data:`OPERATIONS` and a signed magnitude. (Reinforcement: arXiv 2303.08983;
+RandAugment, each of which is an index into `OPERATIONS` and a signed magnitude. (Reinforcement: arXiv 2303.08983;
 MobileCLIP: arXiv 2311.17049.)
 """
 
@@ -79,17 +79,17 @@ class Augmentation(NamedTuple):
     operations: tuple[tuple[int, float] | None, ...]
 
     def as_json(self) -> list[Any]:
-        """Return the augmentation as an entry of ``param_aug``."""
+        """Return the augmentation as an entry of `param_aug`."""
         return [list(self.box), [None if operation is None else list(operation) for operation in self.operations]]
 
 
 def augmentation_entries(value: Any) -> list[Any]:
-    """Return the unparsed augmentations of the entry ``param_aug``: a list, or a string with the list as JSON.
+    """Return the unparsed augmentations of the entry `param_aug`: a list, or a string with the list as JSON.
 
     The published shards hold a list; the viewer and the loader of the hub convert it to a string.
 
     Raises:
-        ValueError: if the entry has another form.
+        ValueError: If the entry has another form.
     """
     entries = json.loads(value) if isinstance(value, str) else value
     if not isinstance(entries, list) or not entries:
@@ -98,10 +98,10 @@ def augmentation_entries(value: Any) -> list[Any]:
 
 
 def parse_augmentation(entry: Any) -> Augmentation:
-    """Parse one augmentation of ``param_aug``.
+    """Parse one augmentation of `param_aug`.
 
     Raises:
-        ValueError: if the entry has another form.
+        ValueError: If the entry has another form.
     """
     try:
         box, operations = entry
@@ -196,12 +196,12 @@ class AugmentationDraw:
         scale: smallest and largest share of the image's area in the crop.
         ratio: smallest and largest aspect ratio of the crop.
         num_ops: number of operations after the crop.
-        magnitude: level of the operations, at most ``bins - 1``.
+        magnitude: level of the operations, at most `bins - 1`.
         bins: number of levels.
         operations: operations to draw from.
 
     Raises:
-        UserError: if an operation is unknown.
+        UserError: If an operation is unknown.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ def run(name: str, **sizes: Any) -> list[Output]:
         **sizes: values in place of those that the cell tagged "parameters" sets.
 
     Raises:
-        KeyError: if that cell sets no such value.
+        KeyError: If that cell sets no such value.
     """
     import matplotlib
 

@@ -29,7 +29,7 @@ def sizes_of(text: TextSettings) -> dict[str, int]:
     set if it differs from its default.
 
     Raises:
-        UserError: if the folder holds no BERT, or a setting does not fit it.
+        UserError: If the folder holds no BERT, or a setting does not fit it.
     """
     folder = Path(text.weights or "").expanduser()
     if text.weights is None or not folder.is_dir():

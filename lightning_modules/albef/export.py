@@ -41,7 +41,7 @@ def export(
         A sentence for the log.
 
     Raises:
-        UserError: if the target is a folder instead of a file, or the checkpoint does not fit `ALBEFModule`.
+        UserError: If the target is a folder instead of a file, or the checkpoint does not fit `ALBEFModule`.
     """
     if layout in PROGRAMS:
         return export_encoders(ALBEFModule, content, source, target, layout, tokenizer_of)

@@ -44,7 +44,7 @@ def word_maps(
         [B, L, g, g], in float32 at least; zero at padding.
 
     Raises:
-        UserError: if the layer has no cross-attention or is the last, or there is only one.
+        UserError: If the layer has no cross-attention or is the last, or there is only one.
     """
     attention = cross_attention(network.text_encoder, layer, of_words=True)
     # Lightning evaluates in inference mode, which has no gradients.
@@ -108,7 +108,7 @@ def cross_attention(encoder: FusionBert, layer: int | None, of_words: bool) -> C
             last layer the attention of words has no influence on the logit.
 
     Raises:
-        UserError: if there is no such layer.
+        UserError: If there is no such layer.
     """
     first, last = encoder.fusion_layer, len(encoder.layers) - 1
     if of_words and first == last:

@@ -25,7 +25,7 @@ def check_special_tokens(datamodule: Any | None, text: TextSettings) -> None:
     """Compare the special token ids of the model with those of the data's tokenizer, if known.
 
     Raises:
-        UserError: if the ids differ.
+        UserError: If the ids differ.
     """
     found = getattr(datamodule, "special_token_ids", None)
     if found is not None and dict(found) != {name: text.special_token_ids[name] for name in found}:

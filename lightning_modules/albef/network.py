@@ -280,7 +280,7 @@ class ALBEFNetwork(nn.Module):
         """Map fused states [K, D] to vocabulary logits [K, W], in float32 at least.
 
         Raises:
-            RuntimeError: if the network was built without a language-model head.
+            RuntimeError: If the network was built without a language-model head.
         """
         if self.text_encoder.cls is None:
             raise RuntimeError(

@@ -119,6 +119,6 @@ def save_official(module: "ALBEFModule", path: str | Path) -> None:
     """Write `to_official` to a file that the authors' scripts load with `--checkpoint`.
 
     Raises:
-        OSError: if the file cannot be written; an existing file is then unchanged.
+        OSError: If the file cannot be written; an existing file is then unchanged.
     """
     AtomicCheckpointIO().save_checkpoint({"model": to_official(module)}, path)

@@ -23,7 +23,7 @@ def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
     """Return the schedule of the settings.
 
     Raises:
-        UserError: if the authors' schedule is used in a run that does not count epochs.
+        UserError: If the authors' schedule is used in a run that does not count epochs.
     """
     rates = optim.learning_rate, optim.min_learning_rate, optim.warmup_steps, optim.warmup_learning_rate
     if optim.lr_schedule == "cosine":

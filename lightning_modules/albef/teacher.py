@@ -24,7 +24,7 @@ def ramped_alpha(trainer: Trainer, momentum: MomentumSettings) -> float:
     """Return the weight of the soft targets: a linear ramp from 0 over the first epochs, batch by batch.
 
     Raises:
-        UserError: if the training loader, and with it the ramp, has no length.
+        UserError: If the training loader, and with it the ramp, has no length.
     """
     ramp = momentum.alpha_warmup_epochs * trainer.num_training_batches
     if ramp == float("inf"):

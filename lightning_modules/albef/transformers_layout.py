@@ -48,8 +48,8 @@ def save_transformers(
         tokenizer_json: the tokenizer as JSON text of the `tokenizers` library.
 
     Raises:
-        UserError: if the folder exists and is not empty, or the states differ.
-        OSError: if it cannot be written.
+        UserError: If the folder exists and is not empty, or the states differ.
+        OSError: If it cannot be written.
     """
     from transformers import BertModel, ViTConfig, ViTModel
 

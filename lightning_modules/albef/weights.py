@@ -32,7 +32,7 @@ def check_sources(module: "ALBEFModule") -> None:
     """Check that the settings name one source of weights.
 
     Raises:
-        UserError: if a trained ALBEF is named beside weights of a part.
+        UserError: If a trained ALBEF is named beside weights of a part.
     """
     parts = module.vision.weights, module.text.weights
     if module.weights is not None and parts != (None, None):
@@ -71,7 +71,7 @@ def load_bert(encoder: FusionBert, source: str) -> str:
         Description of the source, for a log line.
 
     Raises:
-        UserError: if the source is not a BERT of this size; the message lists the keys that do not fit.
+        UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
     """
     state = BertForMaskedLM.from_pretrained(source).state_dict()
     cross_attention = {key: value for key, value in encoder.state_dict().items() if ".crossattention." in key}
@@ -92,7 +92,7 @@ def load_trained(module: "ALBEFModule", source: str) -> str:
         Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
+        UserError: If the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
     """
     state, name, name_in_source = read_trained(source)
     return load_state(module, state, name, queues=False, name_in_source=name_in_source)
@@ -109,7 +109,7 @@ def read_trained(source: str) -> tuple[dict[str, Tensor], str, Callable[[str], s
         source's, both for messages.
 
     Raises:
-        UserError: if the source does not exist, or is of another kind.
+        UserError: If the source does not exist, or is of another kind.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -161,7 +161,7 @@ def load_state(
         Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: if the rest does not fit; the message lists the keys. Nothing is loaded then.
+        UserError: If the rest does not fit; the message lists the keys. Nothing is loaded then.
     """
     own = module.state_dict()
     state, notes = dict(state), []

@@ -53,7 +53,7 @@ def export_encoders(
         A sentence for the log.
 
     Raises:
-        UserError: as in `write_programs`.
+        UserError: As in `write_programs`.
     """
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source).float().eval()
     module.requires_grad_(False)

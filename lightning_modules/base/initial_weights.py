@@ -38,7 +38,7 @@ def check_one_source(module: LightningModule, weights: str | None) -> None:
     Such a callback has the attribute `replaces_initial_weights = True`.
 
     Raises:
-        UserError: if there are two sources of initial weights.
+        UserError: If there are two sources of initial weights.
     """
     if weights is None:
         return

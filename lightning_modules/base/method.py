@@ -211,7 +211,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Load initial weights if the strategy shards; such strategies restore checkpoints later.
 
         Raises:
-            UserError: if the precision is refused, or there are two sources of initial weights.
+            UserError: If the precision is refused, or there are two sources of initial weights.
         """
         check_precision(self, stage)
         if stage == "fit":
@@ -230,7 +230,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Build the module of a checkpoint; see `CheckedLoading`.
 
         Raises:
-            UserError: if the checkpoint is of another class, or its weights do not fit.
+            UserError: If the checkpoint is of another class, or its weights do not fit.
         """
         try:
             module = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
@@ -270,7 +270,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the own.
 
         Raises:
-            UserError: if the weights of a frozen network differ.
+            UserError: If the weights of a frozen network differ.
         """
         convert_before_restore(self)
         self._saved_settings = saved_settings(checkpoint)
@@ -304,7 +304,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Load weights; initial weights do not replace them afterwards.
 
         Raises:
-            UserError: if weights of a checkpoint do not fit because its class or its settings differ.
+            UserError: If weights of a checkpoint do not fit because its class or its settings differ.
         """
         saved, self._saved_settings = self._saved_settings, None
         self._initial.loaded = True
@@ -326,7 +326,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Load the tensors of an export or of a checkpoint; `source` describes it for messages.
 
         Raises:
-            UserError: if they do not fit.
+            UserError: If they do not fit.
         """
         load_fitting(self, state, f"{type(self).__name__} from {source}")
 
@@ -334,7 +334,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Load the frozen networks of an export that its checkpoint only names; by default none.
 
         Raises:
-            UserError: if they are not found, or are not those of the training.
+            UserError: If they are not found, or are not those of the training.
         """
 
     def write_networks(self, folder: Path) -> None:
@@ -438,7 +438,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Log the frozen networks, and set the learning rate of the first step, which depends on the length of the run.
 
         Raises:
-            UserError: if the schedule ends with the run and the length of the run is not known, or Lightning's weight
+            UserError: If the schedule ends with the run and the length of the run is not known, or Lightning's weight
                 averaging copied the module before its frozen networks were loaded.
         """
         refuse_stale_averages(self)
@@ -477,7 +477,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Compare images and token ids of a batch with `data_sizes()`.
 
         Raises:
-            UserError: if something does not fit.
+            UserError: If something does not fit.
         """
         free = self._setting("text", "vocab_size") is not None and self.hparams.get("weights") is None
         compare_sizes(self, batch, self.data_sizes(), free)

@@ -53,7 +53,7 @@ def write_folder(
         training: what is known of the training.
 
     Raises:
-        UserError: if the folder exists and is not empty.
+        UserError: If the folder exists and is not empty.
     """
     target = Path(folder).expanduser().absolute()
     check_free(target)
@@ -82,7 +82,7 @@ def read_module(cls: type[Module], folder: str | Path) -> Module:
     """Rebuild a module from a folder of `write_folder`, in eval mode and in the precision of the file.
 
     Raises:
-        UserError: if the folder is not an export of this class, or is damaged.
+        UserError: If the folder is not an export of this class, or is damaged.
     """
     config, state = read_folder(Path(folder).expanduser())
     if config["class"] != cls.__name__:
@@ -105,7 +105,7 @@ def rebuild(cls: type[Module], hparams: Mapping[str, Any], state: Mapping[str, T
     """Build a module from saved arguments and the state dict of an export or a checkpoint, in the state's precision.
 
     Raises:
-        UserError: if the arguments are not those of this class, or the state does not fit.
+        UserError: If the arguments are not those of this class, or the state does not fit.
     """
     arguments = arguments_without_weights(hparams)
     unknown = sorted(arguments.keys() - inspect.signature(cls).parameters)

@@ -72,7 +72,7 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
             `forward` or `NETWORK_METHODS`.
 
     Raises:
-        ValueError: if a parameter is 0-D.
+        ValueError: If a parameter is 0-D.
     """
     if module.device_mesh is None or isinstance(module, FSDPModule):
         return

@@ -36,8 +36,8 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         A sentence about what was written.
 
     Raises:
-        UserError: if the checkpoint has no adapters, or as `export_network` does.
-        OSError: if the target cannot be written.
+        UserError: If the checkpoint has no adapters, or as `export_network` does.
+        OSError: If the target cannot be written.
     """
     if layout != "adapters":
         return export_network(content, source, target, layout)

@@ -25,7 +25,7 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
         The checkpoint, without the state of optimizer, loops and callbacks.
 
     Raises:
-        UserError: if the checkpoint is of another class, has no `weights` that it started with, or they cannot be read.
+        UserError: If the checkpoint is of another class, has no `weights` that it started with, or they cannot be read.
     """
     if class_of(saved_settings(content)) != CLIPModule.__name__ or not content["hyper_parameters"].get("weights"):
         raise UserError(

@@ -65,7 +65,7 @@ class CLIPModule(TwoTowers):
         lr_scheduler: replaces the schedule.
 
     Raises:
-        UserError: if settings do not fit together, or the model is unknown.
+        UserError: If settings do not fit together, or the model is unknown.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class CLIPModule(TwoTowers):
         """Compare the data's tokenizer with that of the model.
 
         Raises:
-            UserError: if the model was trained with a tokenizer of the hub and the data has CLIP's.
+            UserError: If the model was trained with a tokenizer of the hub and the data has CLIP's.
         """
         super().setup(stage)
         needed, own = needed_tokenizer(self.model), getattr(self.datamodule, "tokenizer", None)

@@ -50,7 +50,7 @@ class TuningSettings(SettingsGroup, option="tuning"):
         lora: trains low-rank adapters in place of the weights; those of locked layers stay zero.
 
     Raises:
-        UserError: if a lock or the decay is impossible.
+        UserError: If a lock or the decay is impossible.
     """
 
     lock_image: Annotated[int | Literal["all"], NOT_NEGATIVE] = 0

@@ -33,7 +33,7 @@ def model_of(model: Model | None, weights: str | None) -> Model:
             `local-dir:`.
 
     Raises:
-        UserError: if there is no such model, folder or tag.
+        UserError: If there is no such model, folder or tag.
     """
     known = None if model is None else resolved(model)
     if isinstance(known, OpenClipConfig):  # of a checkpoint, which does not need the folder
@@ -65,7 +65,7 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
         weights: as in `model_of`.
 
     Raises:
-        UserError: if there are no such weights, or they are of another model.
+        UserError: If there are no such weights, or they are of another model.
     """
     folder = _folder(weights)
     if folder is None and not _is_tag(weights):

@@ -25,7 +25,7 @@ def prepare(network: CustomTextCLIP, tuning: TuningSettings) -> None:
         tuning: which weights train.
 
     Raises:
-        UserError: if a tower has fewer blocks than are locked, or nothing is left to train.
+        UserError: If a tower has fewer blocks than are locked, or nothing is left to train.
     """
     if tuning.lora is not None:
         add_adapters(network, tuning.lora)

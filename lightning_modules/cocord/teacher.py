@@ -101,7 +101,7 @@ class AbsentClassifier(Classifier):
         """Refuse; in `without_weights` return zeros [B, D].
 
         Raises:
-            UserError: outside of `without_weights`.
+            UserError: Outside of `without_weights`.
         """
         return self._zeros(image, self.feature_dim)
 

@@ -42,7 +42,7 @@ class Preprocessing:
             source: where the record is from, for messages.
 
         Raises:
-            UserError: if the record names a transform that does not describe itself.
+            UserError: If the record names a transform that does not describe itself.
         """
         if "transform" in record:
             raise UserError(

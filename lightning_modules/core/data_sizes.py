@@ -38,7 +38,7 @@ def compare_sizes(module: LightningModule, batch: Any, expected: DataSizes, voca
         vocab_is_free: whether the module may have another vocabulary, for the message.
 
     Raises:
-        UserError: if a size does not fit.
+        UserError: If a size does not fit.
     """
     if not isinstance(batch, Mapping):
         return

@@ -25,7 +25,7 @@ def load_fitting(
         name_of: returns the name under which a key is reported.
 
     Raises:
-        UserError: if a key or shape does not match; the message lists them. Nothing is loaded then.
+        UserError: If a key or shape does not match; the message lists them. Nothing is loaded then.
     """
     own = module.state_dict()
     missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
@@ -55,7 +55,7 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
         A log line.
 
     Raises:
-        UserError: if there is no such checkpoint, or it has no student or a different one. Nothing is loaded then.
+        UserError: If there is no such checkpoint, or it has no student or a different one. Nothing is loaded then.
     """
     path = Path(source).expanduser()
     if not path.exists():

@@ -22,7 +22,7 @@ def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the state of an exported folder.
 
     Raises:
-        UserError: if the folder is not an export, or is damaged.
+        UserError: If the folder is not an export, or is damaged.
     """
     config = read_config(folder)
     try:
@@ -35,7 +35,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of an exported folder.
 
     Raises:
-        UserError: if the folder is not an export, or is damaged.
+        UserError: If the folder is not an export, or is damaged.
     """
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
     if missing:

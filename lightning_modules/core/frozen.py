@@ -91,7 +91,7 @@ class Frozen(nn.Module, Generic[Network]):
             weights: file, tag or folder of the weights.
 
         Raises:
-            UserError: if a checkpoint with other weights was restored before.
+            UserError: If a checkpoint with other weights was restored before.
         """
         self.origin = {"name": name, "weights": weights, "sha256": self.fingerprint()}
         self._check()
@@ -105,7 +105,7 @@ class Frozen(nn.Module, Generic[Network]):
         """Compare with a checkpoint's record, now or when the weights are loaded.
 
         Raises:
-            UserError: if the weights differ.
+            UserError: If the weights differ.
         """
         self._expected = checkpoint.get(self.role)
         self._check()

@@ -75,9 +75,9 @@ def write_programs(
         The files.
 
     Raises:
-        UserError: if the folder exists and is not empty, there is no such format, or not in this precision, the
+        UserError: If the folder exists and is not empty, there is no such format, or not in this precision, the
             libraries for ONNX are not installed, or the programs' features differ from the towers'.
-        OSError: if the files cannot be written.
+        OSError: If the files cannot be written.
     """
     target = Path(folder).expanduser().absolute()
     check_free(target)

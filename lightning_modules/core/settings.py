@@ -21,7 +21,7 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
         value: an instance of it, or some of its fields by name.
 
     Raises:
-        UserError: if the value is neither, or a name is unknown.
+        UserError: If the value is neither, or a name is unknown.
     """
     if isinstance(value, kind):
         return value

@@ -182,7 +182,7 @@ def check_classes(module: LightningModule, num_classes: int) -> None:
     """Compare a number of classes with that of the run's datamodule, if any; for `on_fit_start`.
 
     Raises:
-        UserError: if the numbers differ.
+        UserError: If the numbers differ.
     """
     found = getattr(datamodule_of(module), "num_classes", None)
     if found is not None and found != num_classes:

@@ -68,7 +68,7 @@ class RetrievalEvaluation:
             protocol. None: not computed.
 
     Raises:
-        UserError: if `rerank.k` is too small or is given with protocols or spaces, protocols or spaces are empty,
+        UserError: If `rerank.k` is too small or is given with protocols or spaces, protocols or spaces are empty,
             `prediction_space` is unknown, or a fold is empty.
     """
 

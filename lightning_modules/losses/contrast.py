@@ -100,7 +100,7 @@ def contrast_terms(
             are masked.
 
     Raises:
-        ValueError: if `ids` are given together with teachers, whose targets include those pairs.
+        ValueError: If `ids` are given together with teachers, whose targets include those pairs.
     """
     if ids is not None and teachers:
         raise ValueError(

@@ -23,7 +23,7 @@ def check_length(input_ids: Tensor, max_tokens: int) -> None:
     """Check the number of tokens of a text, which the text towers cannot vary.
 
     Raises:
-        UserError: if it differs.
+        UserError: If it differs.
     """
     if input_ids.shape[1] != max_tokens:
         raise UserError(

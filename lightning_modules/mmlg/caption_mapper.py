@@ -45,7 +45,7 @@ class CaptionMapper(nn.Module):
         sizes: of the mapper.
 
     Raises:
-        UserError: if the heads do not divide the width, or a number is below 1.
+        UserError: If the heads do not divide the width, or a number is below 1.
     """
 
     def __init__(self, embed_dim: int, sizes: MapperSettings = MapperSettings()) -> None:

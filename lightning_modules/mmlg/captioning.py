@@ -66,7 +66,7 @@ class CaptioningModule(Method):
         lr_scheduler: replaces the schedule.
 
     Raises:
-        UserError: if a number is out of its range.
+        UserError: If a number is out of its range.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ class CaptioningModule(Method):
         """Load the language model, and compare the tower of the data's embeddings with the mapper's.
 
         Raises:
-            UserError: if they differ.
+            UserError: If they differ.
         """
         super().setup(stage)
         self.load()
@@ -195,7 +195,7 @@ class CaptioningModule(Method):
         """Load the language model, unless it is loaded.
 
         Raises:
-            UserError: if the language model is not found, or does not fit the mapper.
+            UserError: If the language model is not found, or does not fit the mapper.
         """
         if self.language_model.loaded:
             return
@@ -244,7 +244,7 @@ class CaptioningModule(Method):
         """Compare the origin of the embeddings with the checkpoint's.
 
         Raises:
-            UserError: if they differ.
+            UserError: If they differ.
         """
         super().on_load_checkpoint(checkpoint)
         self.tower = _same_tower(checkpoint.get("tower"), self.tower)

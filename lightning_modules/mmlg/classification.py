@@ -45,7 +45,7 @@ class VisionClassifierModule(Method):
         lr_scheduler: replaces the schedule.
 
     Raises:
-        UserError: if sizes do not fit together.
+        UserError: If sizes do not fit together.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class PlainCLIP(open_clip.CLIP):
         """Return the tensors of a state dict that make up the learngene of He-LG: the last layers.
 
         Raises:
-            UserError: if there are fewer layers.
+            UserError: If there are fewer layers.
         """
         depth = self.sizes.layers
         if depth < LAST_LAYERS:

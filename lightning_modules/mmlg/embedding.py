@@ -43,7 +43,7 @@ class ImageEmbeddingModule(LightningModule):
         """Load the tower, and have the datamodule prepare images as it expects them.
 
         Raises:
-            UserError: if the datamodule has no transform for evaluation.
+            UserError: If the datamodule has no transform for evaluation.
         """
         tower = load_image_tower(self.model, self.weights)
         data: Any = datamodule_of(self)

@@ -40,7 +40,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         A sentence for the log.
 
     Raises:
-        UserError: if the checkpoint does not fit its own settings, or the target cannot be written.
+        UserError: If the checkpoint does not fit its own settings, or the target cannot be written.
     """
     student = rebuild_student(content, source)
     record = preprocessing_of_training(content)

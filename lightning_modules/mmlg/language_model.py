@@ -25,7 +25,7 @@ def load_language_model(name: str, mapper: MapperSettings, generation: Generatio
         generation: the captions that it writes.
 
     Raises:
-        UserError: if the language model is not found, is not causal, or does not fit the mapper.
+        UserError: If the language model is not found, is not causal, or does not fit the mapper.
     """
     network = _from_hub(AutoModelForCausalLM, name, dtype=torch.float32)
     tokenizer = _from_hub(AutoTokenizer, name)

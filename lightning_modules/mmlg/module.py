@@ -81,7 +81,7 @@ class MMLGModule(Method):
         lr_scheduler: replaces the schedule.
 
     Raises:
-        UserError: if sizes do not fit together, or a number is out of its range.
+        UserError: If sizes do not fit together, or a number is out of its range.
     """
 
     def __init__(

@@ -223,7 +223,7 @@ class LearngeneCLIP(SummedCLIP):
         sizes: of both towers.
 
     Raises:
-        UserError: if the number of layers is odd.
+        UserError: If the number of layers is odd.
     """
 
     method = "MM-LG"

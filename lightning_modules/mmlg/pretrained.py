@@ -31,7 +31,7 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | Pla
         source: description of the checkpoint for messages.
 
     Raises:
-        UserError: if the checkpoint is of another class or version, or does not fit its own settings.
+        UserError: If the checkpoint is of another class or version, or does not fit its own settings.
     """
     arguments = content["hyper_parameters"]
     missing = [name for name in ("student", "towers", "vision", "text") if name not in arguments]

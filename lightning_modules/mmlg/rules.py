@@ -143,7 +143,7 @@ def number_of_pairs(sizes: LearngeneSizes) -> int:
     """Return the number of distinct layers of each tower of an auxiliary.
 
     Raises:
-        UserError: if the number of layers is odd.
+        UserError: If the number of layers is odd.
     """
     if sizes.layers % 2:
         raise UserError(f"Expected an even number of layers, which come in pairs, got {sizes.layers}: change it.")
@@ -171,7 +171,7 @@ def descendant_pairs(depth: int, pairs: int = 6) -> list[int]:
         The number of a pair for each layer: all pairs in order, the first `depth - pairs` of them twice.
 
     Raises:
-        UserError: if there is no such descendant.
+        UserError: If there is no such descendant.
     """
     if not pairs <= depth <= 2 * pairs:
         raise UserError(

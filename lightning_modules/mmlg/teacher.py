@@ -29,7 +29,7 @@ def load_teacher(
         prepared: how the data prepares images, in the form of `base.preprocessing`; empty if unknown.
 
     Raises:
-        UserError: if the teacher expects other images or texts than the student's.
+        UserError: If the teacher expects other images or texts than the student's.
     """
     loaded = load_published(teacher.model, teacher.weights)
     if reads_weights():

@@ -59,7 +59,7 @@ def load_image_tower(model: str | None, weights: str) -> ImageTower:
         weights: a checkpoint of `MMLGModule`, or as in `load_published`.
 
     Raises:
-        UserError: if there is no such file, folder, model or tag, or the weights are of another model.
+        UserError: If there is no such file, folder, model or tag, or the weights are of another model.
     """
     trained = _tower_of_training(Path(weights).expanduser())
     if trained is not None:
@@ -96,7 +96,7 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
         A sentence for the log.
 
     Raises:
-        UserError: if there is no such checkpoint, or its tower does not fit. Nothing is loaded then.
+        UserError: If there is no such checkpoint, or its tower does not fit. Nothing is loaded then.
     """
     path = Path(source).expanduser()
     if not path.exists():

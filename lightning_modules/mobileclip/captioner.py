@@ -23,7 +23,7 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
         first_sentence: whether to cut a caption at its first full stop.
 
     Raises:
-        UserError: if a number is out of range.
+        UserError: If a number is out of range.
     """
 
     def __init__(self, captions: int, top_p: float, temperature: float, first_sentence: bool) -> None:
@@ -40,7 +40,7 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
         """Load the weights on the first call.
 
         Raises:
-            UserError: if the weights cannot be found, read or downloaded, or are of a network that is not supported.
+            UserError: If the weights cannot be found, read or downloaded, or are of a network that is not supported.
         """
 
     @property
@@ -60,7 +60,7 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
             The captions of each image, some of which may be empty.
 
         Raises:
-            UserError: if the numbers of seeds and images differ.
+            UserError: If the numbers of seeds and images differ.
         """
 
     def description(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
         """Return the network.
 
         Raises:
-            RuntimeError: if `load` was not called.
+            RuntimeError: If `load` was not called.
         """
         if self.network is None:
             raise RuntimeError(f"Expected a loaded {type(self).__name__}, got one without weights: call load() first.")
@@ -104,7 +104,7 @@ def check_seeds(images: Tensor, seeds: Sequence[int]) -> None:
     """Check that every image has a seed.
 
     Raises:
-        UserError: if not.
+        UserError: If not.
     """
     if len(seeds) != len(images):
         raise UserError(f"Expected a seed for each of {len(images)} images, got {len(seeds)} seeds.")

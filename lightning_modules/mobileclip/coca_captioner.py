@@ -39,7 +39,7 @@ class CoCaCaptioner(Captioner):
         first_sentence: as in `Captioner`.
 
     Raises:
-        UserError: if a number is out of range.
+        UserError: If a number is out of range.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class CoCaCaptioner(Captioner):
             Long [N, n, L], L at most `length`: start, text, end, padding. A drawn padding token ends a caption too.
 
         Raises:
-            UserError: if the numbers of seeds and images differ, or the network's logits are non-finite.
+            UserError: If the numbers of seeds and images differ, or the network's logits are non-finite.
         """
         network: Any = self.loaded()
         check_seeds(images, seeds)

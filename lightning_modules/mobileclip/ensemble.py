@@ -85,7 +85,7 @@ class TeacherEnsemble(nn.Module):
         """Load the teachers on the first call.
 
         Raises:
-            UserError: if weights are missing, cannot be read or downloaded, or are of another model.
+            UserError: If weights are missing, cannot be read or downloaded, or are of another model.
         """
         if self.loaded:
             return

@@ -83,7 +83,7 @@ class MobileCLIPModule(TwoTowers):
         lr_scheduler: replaces the paper's schedule.
 
     Raises:
-        UserError: if settings do not fit together, or the model is unknown.
+        UserError: If settings do not fit together, or the model is unknown.
     """
 
     def __init__(

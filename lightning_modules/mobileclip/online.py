@@ -48,7 +48,7 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
             datamodule: the datamodule of the run.
 
         Raises:
-            UserError: if weights cannot be loaded, the data has another tokenizer than CLIP's, or a teacher takes other
+            UserError: If weights cannot be loaded, the data has another tokenizer than CLIP's, or a teacher takes other
                 token ids or fewer tokens.
         """
         if self.loaded or not self.given:
@@ -103,7 +103,7 @@ def _text_length(published: PublishedCLIP, max_tokens: int) -> int:
     """Return the number of tokens of a teacher's texts.
 
     Raises:
-        UserError: if it is below the student's, or the token ids are not CLIP's.
+        UserError: If it is below the student's, or the token ids are not CLIP's.
     """
     ids = published.tokenizer([_TEXT])
     length = int(ids.shape[1])

@@ -22,7 +22,7 @@ def caption_kinds(batch: Mapping[str, Tensor], wanted: str, max_tokens: int) -> 
         max_tokens: number of tokens of a text.
 
     Raises:
-        UserError: if there are none, or their texts are of another length.
+        UserError: If there are none, or their texts are of another length.
     """
     kinds = [kind for kind, name in CAPTIONS.items() if name in batch and wanted in (kind, "both")]
     if not kinds:

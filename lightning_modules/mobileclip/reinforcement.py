@@ -27,7 +27,7 @@ NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
 
 
 class ReinforcementModule(Method):
-    """Caption images and embed pairs, for `predict` over a :class:`ReinforcementDataModule`.
+    """Caption images and embed pairs, for `predict` over a `ReinforcementDataModule`.
 
     Every teacher embeds the same augmentations, each in its own size and normalization. Its embeddings of images,
     captions and synthetic captions are scaled to unit length and stored one teacher after another.
@@ -43,7 +43,7 @@ class ReinforcementModule(Method):
         checked_samples: number of written samples that are embedded again at the end.
 
     Raises:
-        UserError: if there is no teacher, or an empty list of captioners.
+        UserError: If there is no teacher, or an empty list of captioners.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ReinforcementModule(Method):
         """Load the captioner and the teachers.
 
         Raises:
-            UserError: if weights cannot be loaded, or there is not exactly one source of synthetic captions.
+            UserError: If weights cannot be loaded, or there is not exactly one source of synthetic captions.
         """
         super().setup(stage)
         in_data = getattr(self.datamodule, "has_synthetic", False)
@@ -128,12 +128,12 @@ class Reinforcement:
         """Refuse to evaluate.
 
         Raises:
-            UserError: always.
+            UserError: Always.
         """
         raise UserError("Expected vlightning predict with a ReinforcementModule, got another subcommand: use predict.")
 
     def predict(self, module: Any, batch: Batch) -> Any:
-        """Return the batch's samples as :class:`Reinforced`."""
+        """Return the batch's samples as `Reinforced`."""
         return reinforce(module, batch)
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -145,7 +145,7 @@ def reinforce(module: ReinforcementModule, batch: Batch) -> Reinforced:
 
     Args:
         module: captioner and teachers.
-        batch: a batch of :class:`ReinforcementCollate`.
+        batch: a batch of `ReinforcementCollate`.
 
     Returns:
         The samples by their rows, and the rows without one.

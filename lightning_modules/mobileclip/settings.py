@@ -27,7 +27,7 @@ class VisionSettings(ImageSettings):
             for the student only (paper: 40 and 20; MobileCLIP2 and the released scripts: none); None leaves them.
 
     Raises:
-        UserError: if there are not two targets.
+        UserError: If there are not two targets.
     """
 
     range_augment: Annotated[tuple[float, float] | None, POSITIVE] = None

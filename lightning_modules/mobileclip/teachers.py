@@ -34,7 +34,7 @@ class Teachers(NamedTuple):
             stored: `dims`, `scales` and `source` of the data's manifest, if it has one.
 
         Raises:
-            UserError: if settings and manifest differ, or the numbers of dimensions and scales.
+            UserError: If settings and manifest differ, or the numbers of dimensions and scales.
         """
         if stored is not None:
             for name, value in (("dims", given.dims), ("scales", given.scales)):
@@ -62,7 +62,7 @@ class Teachers(NamedTuple):
             datamodule: the datamodule of the run, which may know its `teachers` and its `teacher_width`; or None.
 
         Raises:
-            UserError: if the data has other teachers.
+            UserError: If the data has other teachers.
         """
         teachers = cls.of(given, getattr(datamodule, "teachers", None))
         if (width := getattr(datamodule, "teacher_width", None)) is not None:
@@ -74,7 +74,7 @@ class Teachers(NamedTuple):
         """Return each teacher's embeddings of the pairs of each kind of caption, gathered in the data's precision.
 
         Raises:
-            UserError: if the batch has no embeddings, or these are not as wide as all teachers together.
+            UserError: If the batch has no embeddings, or these are not as wide as all teachers together.
         """
         names = [TEACHER_IMAGE, *(TEACHER_TEXTS[kind] for kind in kinds)]
         missing = [name for name in names if name not in batch]
@@ -97,7 +97,7 @@ class Teachers(NamedTuple):
         """Check that stored embeddings are as wide as all teachers together.
 
         Raises:
-            UserError: if not.
+            UserError: If not.
         """
         if found != sum(self.dims):
             raise UserError(

@@ -33,7 +33,7 @@ class TransformersCaptioner(Captioner):
         first_sentence: as in `Captioner`.
 
     Raises:
-        UserError: if a number is out of range.
+        UserError: If a number is out of range.
     """
 
     def __init__(

@@ -29,8 +29,8 @@ def write_open_clip(
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if open_clip's configuration cannot express the preprocessing, or the folder exists and is not empty.
-        OSError: if it cannot be written.
+        UserError: If open_clip's configuration cannot express the preprocessing, or the folder exists and is not empty.
+        OSError: If it cannot be written.
     """
     check_expressible(preprocessing)
     target = Path(folder).expanduser().absolute()
@@ -54,7 +54,7 @@ def check_expressible(preprocessing: Preprocessing) -> None:
     """Check that open_clip's configuration can express the preprocessing.
 
     Raises:
-        UserError: if it resizes to one size and crops to another.
+        UserError: If it resizes to one size and crops to another.
     """
     if preprocessing.resize not in (None, preprocessing.image_size):
         raise UserError(

@@ -38,7 +38,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
             as the vendor's or a checkpoint of a training here.
 
     Raises:
-        UserError: if there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
+        UserError: If there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     path = Path(weights).expanduser()
     if not reads_weights():

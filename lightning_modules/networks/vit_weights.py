@@ -43,7 +43,7 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
         Description of the source, for a log line.
 
     Raises:
-        UserError: if the source is not a ViT of this size; the message lists the keys that do not fit.
+        UserError: If the source is not a ViT of this size; the message lists the keys that do not fit.
     """
     heads = ("head.", "head_dist.", "fc_norm.")  # the encoder has no classifier
     state = {key: value for key, value in read_vision_weights(source).items() if not key.startswith(heads)}
@@ -65,7 +65,7 @@ def read_vision_weights(source: str) -> Mapping[str, Tensor]:
     """Return the state dict of a timm model, by name or from a file, or of Data2Vec 2.0's file with timm's names.
 
     Raises:
-        UserError: if a file contains more than tensors.
+        UserError: If a file contains more than tensors.
     """
     if not Path(source).is_file():
         state: Mapping[str, Tensor] = timm.create_model(source, pretrained=True).state_dict()

@@ -28,7 +28,7 @@ def with_schedule(module: LightningModule, optimizer: Optimizer, schedule: Sched
         schedule: schedule of the learning rate.
 
     Raises:
-        UserError: if the rate at the peak is 0.
+        UserError: If the rate at the peak is 0.
     """
     if schedule.peak == 0:
         raise UserError(
@@ -66,7 +66,7 @@ def start_schedule(module: LightningModule, schedule: Schedule) -> None:
     """Set the learning rate of the first step, which depends on the length of the run; for `on_train_start`.
 
     Raises:
-        UserError: if the schedule counts steps and the length of the run is unknown.
+        UserError: If the schedule counts steps and the length of the run is unknown.
     """
     if schedule.interval == "epoch":
         return

@@ -18,7 +18,7 @@ def steps_of_run(trainer: Trainer) -> int:
         trainer: trainer whose loaders exist; otherwise Lightning would drop their restored state.
 
     Raises:
-        UserError: if only a time limit ends the run.
+        UserError: If only a time limit ends the run.
     """
     steps = trainer.estimated_stepping_batches
     if not math.isfinite(steps):

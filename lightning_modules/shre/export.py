@@ -29,6 +29,6 @@ def export(
         A sentence for the log.
 
     Raises:
-        UserError: if the checkpoint does not fit `SHReModule`, or the programs cannot be written.
+        UserError: If the checkpoint does not fit `SHReModule`, or the programs cannot be written.
     """
     return export_encoders(SHReModule, content, source, target, layout, tokenizer_of)

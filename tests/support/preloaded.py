@@ -21,7 +21,7 @@ MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
-    "vlightning.cli",
+    "vlightning.commands.cli.run",
     "vlightning.datamodules",
 )
 

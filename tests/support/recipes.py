@@ -19,9 +19,9 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
-import vlightning.cli
 from support.clip import LENGTH, SIZE, add_tiny_clip
 from support.command_line import run
+from vlightning.commands.cli import lightning_cli
 
 ROOT = Path(__file__).resolve().parents[2]
 CLASSES, DIMS = 1000, [6, 6]
@@ -224,7 +224,7 @@ def ran(command: str) -> Ran:
     kept: list[Any] = []
     planned: dict[str, Any] = {}
 
-    class RecipeCLI(vlightning.cli.VLightningCLI):
+    class RecipeCLI(lightning_cli.VLightningCLI):
         def _parse_ckpt_path(self) -> None:
             config = self.config[self.config.subcommand]
             before = _flat(config.as_dict())
@@ -242,12 +242,12 @@ def ran(command: str) -> Ran:
             return trainer
 
     words = [str(ROOT / word) if word.startswith("configs/") else word for word in shlex.split(command)[1:]]
-    real, vlightning.cli.VLightningCLI = vlightning.cli.VLightningCLI, RecipeCLI
+    real, lightning_cli.VLightningCLI = lightning_cli.VLightningCLI, RecipeCLI
     try:
         add_tiny_clip()
         done = run(*words)
     finally:
-        vlightning.cli.VLightningCLI = real
+        lightning_cli.VLightningCLI = real
     if done.status or len(kept) < 3:
         return Ran(done.status or 1, done.err)
     dropped, replaced, trainer = kept

@@ -29,7 +29,7 @@ def answered(module: "VQAModule", batch: Batch, data: Any | None) -> dict[str, A
         [Q, L] of the best, with [CLS] and [SEP].
 
     Raises:
-        UserError: if the data is of no questions.
+        UserError: If the data is of no questions.
     """
     settings, text = module.answers, module.text
     if data is None or not hasattr(data, "encoded_answers"):

@@ -31,7 +31,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         A sentence for the log.
 
     Raises:
-        UserError: if the target is a folder instead of a file, or the checkpoint does not fit its class.
+        UserError: If the target is a folder instead of a file, or the checkpoint does not fit its class.
     """
     task = TASKS[str(class_of(saved_settings(content)))]
 

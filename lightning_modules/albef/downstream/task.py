@@ -48,7 +48,7 @@ class TaskMethod(Method):
             network: from the settings of the text encoder, and whether blocks recompute their activations.
 
         Raises:
-            UserError: if weights of a part are named, which a task would not load.
+            UserError: If weights of a part are named, which a task would not load.
         """
         initial_weights.check_sources(self.vision, self.text)
         self.student = network(self.text, self.memory.activation_checkpointing)

@@ -47,7 +47,7 @@ def check_sources(vision: VisionSettings, text: TextSettings) -> None:
     """Check that no weights of a part are named, which a task would not load.
 
     Raises:
-        UserError: if `vision.weights` or `text.weights` is given.
+        UserError: If `vision.weights` or `text.weights` is given.
     """
     if (vision.weights, text.weights) != (None, None):
         raise UserError(
@@ -65,7 +65,7 @@ def start(module: Any, source: str | None, task: TaskWeights) -> None:
         task: what the task takes from it.
 
     Raises:
-        UserError: if the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
+        UserError: If the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
     """
     name = type(module).__name__
     if source is None:
@@ -103,7 +103,7 @@ def load_task(
         Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: if the rest does not fit; the message lists the keys. Nothing is loaded then.
+        UserError: If the rest does not fit; the message lists the keys. Nothing is loaded then.
     """
     own, notes = module.state_dict(), list[str]()
     unused = tuple(f"{root}.{part}" for root in ROOTS for part in task.unused)

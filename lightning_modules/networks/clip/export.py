@@ -39,9 +39,9 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
         A sentence about what was written.
 
     Raises:
-        UserError: if the checkpoint does not fit its own arguments, the model has no such layout, the target is a
+        UserError: If the checkpoint does not fit its own arguments, the model has no such layout, the target is a
             folder instead of a file, or the exported features differ from the network's.
-        OSError: if the target cannot be written.
+        OSError: If the target cannot be written.
     """
     network, kind = network_of_training(content, source)
     arguments = content["hyper_parameters"]

@@ -24,8 +24,8 @@ def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
         path: the file.
 
     Raises:
-        UserError: if the vendor's code has no such model.
-        OSError: if the file cannot be written; an existing file is then unchanged.
+        UserError: If the vendor's code has no such model.
+        OSError: If the file cannot be written; an existing file is then unchanged.
     """
     state = model.state_dict()
     if is_vit(state) and not has_vendor_stem(model):
@@ -46,8 +46,8 @@ def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocess
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if open_clip has no such model, or the folder exists and is not empty.
-        OSError: if it cannot be written.
+        UserError: If open_clip has no such model, or the folder exists and is not empty.
+        OSError: If it cannot be written.
     """
     check_expressible(preprocessing)
     check_free(Path(folder).expanduser().absolute())

@@ -36,7 +36,7 @@ class LoRASettings(SettingsGroup, option="tuning.lora"):
         weights: folder of adapters (`vlightning export --layout adapters`) to start from.
 
     Raises:
-        UserError: if the rank is below 1, or the dropout is no share.
+        UserError: If the rank is below 1, or the dropout is no share.
     """
 
     rank: Annotated[int, COUNT] = 16
@@ -82,7 +82,7 @@ def add_adapters(model: nn.Module, settings: LoRASettings) -> None:
         settings: rank, factor and layers.
 
     Raises:
-        UserError: if `peft` is missing, or a target does not exist.
+        UserError: If `peft` is missing, or a target does not exist.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -145,7 +145,7 @@ def load_adapters(model: nn.Module, folder: str | Path) -> None:
     """Load adapters from a folder into a model that has adapters.
 
     Raises:
-        UserError: if there is no such folder, or its adapters are of another model, rank or of other layers.
+        UserError: If there is no such folder, or its adapters are of another model, rank or of other layers.
     """
     from safetensors.torch import load_file
 

@@ -73,7 +73,7 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
         context_length: number of tokens in a text; None means the model's own, which is 77 for all of MobileCLIP's.
 
     Raises:
-        UserError: if there is no such model, it cannot be built without a download, or is not a pair of towers.
+        UserError: If there is no such model, it cannot be built without a download, or is not a pair of towers.
     """
     config = model_config(name, image_size, context_length)
     config.pop("custom_text", None)
@@ -101,7 +101,7 @@ def model_config(name: Model, image_size: int | None = None, context_length: int
         context_length: as in `build_model`.
 
     Raises:
-        UserError: as `build_model` does.
+        UserError: As `build_model` does.
     """
     preset = preset_of(name)
     config = _open_clips_config(resolved(name)) if preset is None else _preset_config(preset)

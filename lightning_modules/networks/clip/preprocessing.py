@@ -50,7 +50,7 @@ def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None
         tag: one of open_clip's tags of the model.
 
     Raises:
-        UserError: as `build_model` does.
+        UserError: As `build_model` does.
     """
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
     preset = preset_of(name)

@@ -51,8 +51,8 @@ def export_towers(
         The files.
 
     Raises:
-        UserError: as in `write_programs`, or if the model takes no images of this size.
-        OSError: if the files cannot be written.
+        UserError: As in `write_programs`, or if the model takes no images of this size.
+        OSError: If the files cannot be written.
     """
     image, text = (tower.cpu() for tower in towers(model, fused, normalize, dtype))
     _check_size(image, image_size)

@@ -45,7 +45,7 @@ def reparameterize(model: nn.Module, folds: Folds = "all") -> nn.Module:
         The copy, in eval mode and without gradients.
 
     Raises:
-        UserError: if a BatchNorm is in train mode, or a fused block differs from the original on random input.
+        UserError: If a BatchNorm is in train mode, or a fused block differs from the original on random input.
     """
     training = [name for name, module in model.named_modules() if isinstance(module, BatchNorm) and module.training]
     if training:

@@ -42,7 +42,7 @@ class ModelShape(SettingsGroup, option="model"):
             `embed_dims` of each stage of a `fastvit_mci0`.
 
     Raises:
-        UserError: if timm has no such tower, or the width is no multiple of 64.
+        UserError: If timm has no such tower, or the width is no multiple of 64.
     """
 
     image_tower: str
@@ -94,7 +94,7 @@ def resolved(model: Model) -> str | ModelShape | OpenClipConfig:
     """Return a name unchanged, and a path or fields as what they describe.
 
     Raises:
-        UserError: if the file cannot be read, or describes no shape.
+        UserError: If the file cannot be read, or describes no shape.
     """
     if not isinstance(model, (str, Mapping)) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
         return model

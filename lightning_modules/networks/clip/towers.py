@@ -66,7 +66,7 @@ def towers(
         dtype: precision of weights and features; reparameterization comes before rounding.
 
     Raises:
-        UserError: if the model is of another kind, or is to be reparameterized in train mode.
+        UserError: If the model is of another kind, or is to be reparameterized in train mode.
     """
     if type(model) not in (CLIP, CustomTextCLIP):
         raise UserError(

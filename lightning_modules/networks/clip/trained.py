@@ -30,7 +30,7 @@ def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: s
         source: where the state is from, for messages.
 
     Raises:
-        UserError: if the state does not fit.
+        UserError: If the state does not fit.
     """
     model = build_model(arguments["model"], arguments["vision"]["image_size"], arguments["max_tokens"])
     if lora := arguments.get("tuning", {}).get("lora"):
@@ -52,7 +52,7 @@ def network_of_training(content: Mapping[str, Any], source: str) -> tuple[Custom
         The network, and "average" or "student".
 
     Raises:
-        UserError: if the checkpoint is of another class, or does not fit its own arguments.
+        UserError: If the checkpoint is of another class, or does not fit its own arguments.
     """
     state, arguments = content["state_dict"], content["hyper_parameters"]
     kind = "average" if any(key.startswith(AVERAGE) for key in state) else "student"
@@ -76,7 +76,7 @@ def read_published(name: str, path: Path) -> Loaded | None:
         The network; None for a captioner, which open_clip loads by itself.
 
     Raises:
-        UserError: if the file is of another model or cannot be read.
+        UserError: If the file is of another model or cannot be read.
     """
     own = preset_of(name) is not None
     if not own and "multimodal_cfg" in (open_clip.get_model_config(name) or {}):

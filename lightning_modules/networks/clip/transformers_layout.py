@@ -58,8 +58,8 @@ def save_transformers(model: CLIP | CustomTextCLIP, preprocessing: Preprocessing
         folder: a new or an empty folder.
 
     Raises:
-        UserError: if the towers are not those of `CLIPModel`, or the folder exists and is not empty.
-        OSError: if it cannot be written.
+        UserError: If the towers are not those of `CLIPModel`, or the folder exists and is not empty.
+        OSError: If it cannot be written.
     """
     from transformers import CLIPModel
 
@@ -149,7 +149,7 @@ def _check(model: Any, written: Any, size: int) -> None:
     """Compare features of random inputs.
 
     Raises:
-        UserError: if they differ.
+        UserError: If they differ.
     """
     generator = torch.Generator().manual_seed(0)
     image = torch.randn(2, 3, size, size, generator=generator)

@@ -78,7 +78,7 @@ def to_vendor(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a model's state dict in the vendor's layout.
 
     Raises:
-        UserError: if the layout has no name for a weight.
+        UserError: If the layout has no name for a weight.
     """
     vit = is_vit(state)
     first = "patch_embed.backbone.0.bn.weight" if vit else "stem.0.conv_kxk.0.conv.weight"

@@ -57,7 +57,7 @@ def load_pretrained(
         context_length: number of tokens in a text; None means the model's own.
 
     Raises:
-        UserError: if there is no such model or file, or the weights are of another model or cannot be read.
+        UserError: If there is no such model or file, or the weights are of another model or cannot be read.
     """
     model = build_model(name, image_size, context_length)
     rank_zero_info(load_weights(model, name, path))
@@ -77,7 +77,7 @@ def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
         A sentence for the log.
 
     Raises:
-        UserError: if there is no such file, it cannot be read, or it is of another model.
+        UserError: If there is no such file, it cannot be read, or it is of another model.
     """
     source = repr(str(path))
     state, kind = _read(Path(path).expanduser(), source)
@@ -109,7 +109,7 @@ def load_state(
         A sentence for the log.
 
     Raises:
-        UserError: if the weights are of another model.
+        UserError: If the weights are of another model.
     """
     if model.logit_bias is None:
         state.pop("logit_bias", None)  # SigLIP's; no feature depends on it
@@ -135,7 +135,7 @@ def fit(
         reported: returns the source's name for one of the model's.
 
     Raises:
-        UserError: if weights are missing, unexpected, or of another shape.
+        UserError: If weights are missing, unexpected, or of another shape.
     """
     found = dict(state)
     missing, wrong = [], []

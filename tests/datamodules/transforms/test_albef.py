@@ -28,7 +28,7 @@ def image():
 
 
 def warp(image, inverse):
-    """Each output pixel from the linear interpolation at ``inverse(x, y)``; pixel centres have whole coordinates."""
+    """Each output pixel from the linear interpolation at `inverse(x, y)`; pixel centres have whole coordinates."""
     source = np.asarray(image).astype(float)
     height, width, _ = source.shape
     out = np.full_like(source, FILL)
@@ -51,7 +51,7 @@ def warp(image, inverse):
 
 
 def rotation(image, degrees):
-    """The inverse of OpenCV's ``getRotationMatrix2D`` about (W/2, H/2), positive counter-clockwise."""
+    """The inverse of OpenCV's `getRotationMatrix2D` about (W/2, H/2), positive counter-clockwise."""
     cx, cy = image.width / 2, image.height / 2
     c, s = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return lambda x, y: (cx + c * (x - cx) - s * (y - cy), cy + s * (x - cx) + c * (y - cy))
