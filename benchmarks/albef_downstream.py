@@ -3,8 +3,8 @@
     python benchmarks/albef_downstream.py --task vqa
 
 Towers of ViT-S width (384, 12 + 12 layers, 6 heads, a decoder of 6), BERT's vocabulary. The plain formulation
-(`tests/support/plain_tasks.py`) has the same weights and data; dropout is off. Times are medians of interleaved calls,
-so that drift of the machine's speed affects all alike. Before that, both are compared: losses are equal to 1e-5.
+(`tests/support/methods/plain_tasks.py`) has the same weights and data; dropout is off. Times are medians of interleaved
+calls, so that drift of the machine's speed affects all alike. Before that, both are compared: losses are equal to 1e-5.
 
 VQA has two steps of training: with a question of an image, as the authors read them, and with `--per-image` questions
 of an image (`data.questions_per_image`), which the plain formulation encodes once for each question.
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from timing import medians
 
-from support.plain_tasks import PlainClassifier, PlainVQA
+from support.methods.plain_tasks import PlainClassifier, PlainVQA
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module, VQAModule
 from vlightning.lightning_modules.albef.downstream.answers import rank_answers, target_places
 from vlightning.lightning_modules.albef.downstream.settings import TaskVisionSettings

@@ -4,8 +4,9 @@
     python benchmarks/albef_step.py --only parts   # one of: speed, parts, ways, memory
 
 Towers of ViT-S width (384, 12 + 12 layers, 6 heads), 224 px, BERT's vocabulary, texts of 25 tokens, queue 4096. The
-plain formulation (`tests/support/plain_albef.py`) has the same weights, data and draws; dropout is off, so that the
-losses can be compared. Times are medians of interleaved steps, so that drift of the machine's speed affects all alike.
+plain formulation (`tests/support/methods/plain_albef.py`) has the same weights, data and draws; dropout is off, so that
+the losses can be compared. Times are medians of interleaved steps, so that drift of the machine's speed affects all
+alike.
 """
 
 import argparse
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from timing import PRECISIONS, autocast, medians, seconds
 
-from support.plain_albef import PlainALBEF
+from support.methods.plain_albef import PlainALBEF
 from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule

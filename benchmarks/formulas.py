@@ -205,7 +205,7 @@ def sharded_traffic(method: Method, run: Run) -> dict[str, Exchange]:
     It replaces "gradients" of `traffic`, and "buffers" except BatchNorm's. Every parameter that a step uses is gathered
     once, and its gradient is reduced to its owner. FSDP2 also gathers a block again for its backward pass, and the
     parameters outside of the blocks again for each method of the network that is called;
-    `tests/test_large_batches.py` compares with the measured traffic.
+    `tests/guarantees/sharding/test_large_batches.py` compares with the measured traffic.
     """
     return {
         "parameters": Exchange("all-gather", 1, (method.trained + method.used) // run.processes),

@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from support.fork_server import share_server
-from support.tiers import starts_something
+from support.project.tiers import starts_something
+from support.runs.fork_server import share_server
 
-pytest_plugins = ["support.faults"]
+pytest_plugins = ["support.runs.faults"]
 
 workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 # Before torch is imported, which would start as many threads as there are cores in every worker of pytest-xdist, and in

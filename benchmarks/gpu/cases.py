@@ -90,7 +90,7 @@ def _mmlg(folder: Path, toy: bool) -> LightningModule:
     from vlightning.lightning_modules import MMLGModule
 
     if toy:
-        from support.mmlg import tiny_extraction, write_teacher
+        from support.methods.mmlg import tiny_extraction, write_teacher
 
         return tiny_extraction(write_teacher(folder / "teacher.safetensors"))
     save_file(open_clip.create_model("ViT-B-16").state_dict(), folder / "teacher.safetensors")
@@ -109,7 +109,7 @@ def _shre(folder: Path, toy: bool) -> LightningModule:
     from vlightning.lightning_modules import SHReModule
 
     if toy:
-        from support.shre import tiny_shre
+        from support.methods.shre import tiny_shre
 
         return tiny_shre(folder)
     torch.save(timm.create_model("resnet50").state_dict(), folder / "teacher.pth")
@@ -119,7 +119,7 @@ def _shre(folder: Path, toy: bool) -> LightningModule:
 
 def _shre_batch(images: int, toy: bool) -> Batch:
     if toy:
-        from support.shre import random_batch
+        from support.methods.shre import random_batch
 
         return random_batch(images, dtype=torch.float32)
     return _pairs(images, 224, 64, 30522)
@@ -129,7 +129,7 @@ def _cocord(folder: Path, toy: bool) -> LightningModule:
     from vlightning.lightning_modules import CoCoRDModule
 
     if toy:
-        from support.cocord import tiny_cocord
+        from support.methods.cocord import tiny_cocord
 
         return tiny_cocord(folder)
     import torchvision

@@ -46,7 +46,7 @@ def open_clip_step(setting: Setting, images: int, compiled: bool) -> Step:
     device = setting.device
     name, size, length = "ViT-B-16", 224, 77
     if setting.pretend:
-        from support.clip import LENGTH, SIZE, add_tiny_clip
+        from support.methods.clip import LENGTH, SIZE, add_tiny_clip
 
         name, size, length = add_tiny_clip(), SIZE, LENGTH
     model: Any = open_clip.create_model(name, output_dict=True)
@@ -69,7 +69,7 @@ def open_clip_step(setting: Setting, images: int, compiled: bool) -> Step:
 
 def plain_albef_step(setting: Setting, images: int) -> Step:
     """Return ALBEF's step as its authors write it, without dropout of attention, with torch's default AdamW."""
-    from support.plain_albef import PlainALBEF
+    from support.methods.plain_albef import PlainALBEF
 
     device, case = setting.device, CASES["ALBEF base, 256 px"]
     module: Any = case.build(Path(), setting.pretend).to(device)

@@ -12,7 +12,7 @@ FILES = {
     "tests/lightning_modules/albef/test_golden.py": "torch",
     "tests/lightning_modules/networks/test_cifar.py": "torch",
     "tests/lightning_modules/mobileclip/test_models.py": "open_clip",
-    "tests/test_gpu.py": "torch",
+    "tests/guarantees/faults/test_gpu.py": "torch",
 }
 """Files with the marker `gpu`, and the package that each needs."""
 _RESULT = re.compile(r"^(?:tests/)?(\S*::.+?) (PASSED|FAILED|SKIPPED|ERROR)")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 
-from support.command_line import run
-from support.tiny_modules import SaveSecond, Student, loader, trainer
+from support.methods.tiny_modules import SaveSecond, Student, loader, trainer
+from support.runs.command_line import run
 from vlightning.callbacks import StepSeedCallback
 from vlightning.common.errors import UserError
 

@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 
-from support.distributed import run_ddp_fit, run_distributed
-from support.tiny_modules import DIM, Recorder, Student, loader, slow_average, trainer
+from support.methods.tiny_modules import DIM, Recorder, Student, loader, slow_average, trainer
+from support.runs.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import EMACallback, EMAPair, ema_momentum, rank
 from vlightning.common.errors import UserError
 

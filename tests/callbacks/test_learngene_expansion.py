@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch.utils.data import DataLoader
 
-from support.distributed import run_sharded_fit
-from support.learngene import EMBED, LENGTH, PATCH, SIZE, WIDTH, WORDS, clip, learngene, random_images, timm_vit
-from support.tiny_modules import trainer
+from support.methods.learngene import EMBED, LENGTH, PATCH, SIZE, WIDTH, WORDS, clip, learngene, random_images, timm_vit
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import run_sharded_fit
 from vlightning.callbacks import LearngeneExpansionCallback
 from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import save_learngene

@@ -6,8 +6,8 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch.utils.data import DataLoader
 
-from support.learngene import learngene
-from support.tiny_modules import trainer
+from support.methods.learngene import learngene
+from support.methods.tiny_modules import trainer
 from vlightning.callbacks import LearngeneWriter
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.common.errors import UserError

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from support.command_line import run, tiny_config
-from support.slurm import pretend_slurm
+from support.runs.command_line import run, tiny_config
+from support.runs.slurm import pretend_slurm
 from vlightning.callbacks.loggers import log_figure
 from vlightning.commands.cli.environment import environment
 

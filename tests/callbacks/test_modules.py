@@ -1,7 +1,7 @@
 import pytest
 from lightning.pytorch import Callback
 
-from support.tiny_modules import Student, loader, trainer
+from support.methods.tiny_modules import Student, loader, trainer
 from vlightning.callbacks import EMACallback, EMAPair, QueueCallback, missing_callbacks
 
 

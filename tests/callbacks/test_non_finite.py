@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.callbacks import (
     EMACallback,
     EMAPair,

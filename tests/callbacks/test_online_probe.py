@@ -10,8 +10,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from vlightning.callbacks import OnlineProbe, rank, world_size
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.sharding import shard

@@ -4,7 +4,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 
-from support.tiny_modules import Student, loader, trainer
+from support.methods.tiny_modules import Student, loader, trainer
 from vlightning.callbacks import OptimizerStepCallback
 
 

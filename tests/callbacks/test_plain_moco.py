@@ -4,9 +4,9 @@ import inspect
 import torch
 from lightning.pytorch import Callback
 
-from support import plain_moco
-from support.plain_moco import PlainMoCo
-from support.tiny_modules import loader, slow_average, trainer
+from support.methods.methods import plain_moco
+from support.methods.plain_moco import PlainMoCo
+from support.methods.tiny_modules import loader, slow_average, trainer
 from vlightning.callbacks import EMACallback, QueueCallback
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
-from support.tiny import ReportingModel, TinyData
+from support.methods.tiny import ReportingModel, TinyData
 from vlightning.callbacks import ProgressLines, SpeedMonitor, progress_lines, speed
 from vlightning.callbacks.speed import samples_of_all
 from vlightning.common.errors import UserError

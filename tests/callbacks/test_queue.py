@@ -6,8 +6,8 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging, WeightAveraging
 from torch import nn
 
-from support.distributed import run_ddp_fit
-from support.tiny_modules import DIM, Student, loader, trainer
+from support.methods.tiny_modules import DIM, Student, loader, trainer
+from support.runs.distributed import run_ddp_fit
 from vlightning.callbacks import EMACallback, FeatureQueue, QueueCallback, rank
 from vlightning.callbacks.queue import NO_ID
 from vlightning.common.errors import UserError

@@ -17,8 +17,8 @@ from lightning.pytorch.plugins import CheckpointIO
 from lightning.pytorch.strategies import Strategy
 
 import vlightning.callbacks
-from support.second_project import PROJECT, pages_of_callbacks
-from support.wheel import ROOT, unpacked_wheel
+from support.project.second_project import PROJECT, pages_of_callbacks
+from support.project.wheel import ROOT, unpacked_wheel
 
 PAGES = pages_of_callbacks()
 BLOCKS = [block for blocks in PAGES.values() for block in blocks]

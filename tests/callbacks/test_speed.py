@@ -9,8 +9,8 @@ from lightning.pytorch import Trainer
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
-from support.command_line import run, tiny_config
-from support.tiny import TinyData, TinyModel
+from support.methods.tiny import TinyData, TinyModel
+from support.runs.command_line import run, tiny_config
 from vlightning.callbacks import CompileCallback, SpeedMonitor, speed
 from vlightning.callbacks.flops import CountFlops, peak_flops
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from lightning.pytorch import seed_everything
 
-from support.distributed import run_ddp_fit
-from support.tiny_modules import Student, loader, trainer
+from support.methods.tiny_modules import Student, loader, trainer
+from support.runs.distributed import run_ddp_fit
 from vlightning.callbacks import StepSeedCallback
 
 

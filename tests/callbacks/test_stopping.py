@@ -7,9 +7,9 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.albef import IMAGE_SIZE, tiny_albef
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.resume import assert_same_end, run
+from support.methods.albef import IMAGE_SIZE, tiny_albef
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
+from support.runs.resume import assert_same_end, run
 from vlightning.callbacks import StopOnSignal, rank
 from vlightning.datamodules import ShapesDataModule
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.command_line import convert
-from support.processes import by_another_process
+from support.runs.command_line import convert
+from support.runs.processes import by_another_process
 from vlightning.callbacks import AtomicCheckpointIO, divide_checkpoint_file
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.common import files

@@ -17,7 +17,7 @@ import torch
 import yaml
 from torch import nn
 
-from support.command_line import run, tiny_config
+from support.runs.command_line import run, tiny_config
 from vlightning import callbacks, datamodules, lightning_modules
 from vlightning.commands.cli.command_line import read_command_line
 from vlightning.commands.cli.resume import merge

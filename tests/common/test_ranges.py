@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning import callbacks, datamodules, lightning_modules
 from vlightning.callbacks import EMAPair, StuckLossWarning
 from vlightning.common.class_arguments import class_bases, subclasses

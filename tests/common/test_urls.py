@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.command_line import run
-from support.images import draw_image
-from support.web_server import web_server
+from support.data.images import draw_image
+from support.data.web_server import web_server
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.common.shown import VARIABLE
 from vlightning.common.urls import hidden, keep, whole

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from support.cocord import PAIRS
-from support.command_line import run
-from support.recipes import ROOT, compose
+from support.methods.cocord import PAIRS
+from support.runs.command_line import run
+from support.runs.recipes import ROOT, compose
 from vlightning.lightning_modules.core.settings import flat
 
 

@@ -8,8 +8,8 @@ import yaml
 from open_clip.constants import OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from support.command_line import run
-from support.recipes import ROOT, compose, says
+from support.runs.command_line import run
+from support.runs.recipes import ROOT, compose, says
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.lightning_modules.core.settings import flat
 

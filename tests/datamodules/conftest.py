@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.datamodules import ImageTextDataModule
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms.functional import pil_to_tensor
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.datamodules.base.decode import decode_image
 from vlightning.datamodules.base.faults import BadDataError, BadSample
 from vlightning.datamodules.base.mixing import Mix

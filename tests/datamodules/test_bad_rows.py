@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.command_line import run
-from support.images import draw_image, encoded
-from support.processes import by_another_process
-from support.reinforced import augmentations, pth_gz, sample, write_tar
+from support.data.images import draw_image, encoded
+from support.methods.reinforced import augmentations, pth_gz, sample, write_tar
+from support.runs.command_line import run
+from support.runs.processes import by_another_process
 from vlightning.common.errors import UserError
 from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule

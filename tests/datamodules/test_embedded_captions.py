@@ -7,9 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.captioning import CAPTIONS, EMBED_DIM, TOWER, caption_data, embedding, image_name, write_data
-from support.captioning import write_embeddings as write
-from support.images import draw_image
+from support.data.images import draw_image
+from support.methods.captioning import CAPTIONS, EMBED_DIM, TOWER, caption_data, embedding, image_name, write_data
+from support.methods.captioning import write_embeddings as write
 from vlightning.common.errors import UserError
 from vlightning.datamodules import EmbeddedCaptionsDataModule
 from vlightning.datamodules.base.faults import BadDataError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from support.images import draw_image, encoded
-from support.refcoco import ANNOTATED, write_refcoco
+from support.data.images import draw_image, encoded
+from support.data.refcoco import ANNOTATED, write_refcoco
 from vlightning.common.errors import UserError
 from vlightning.datamodules import GroundingDataModule, GroundingShapesDataModule
 

@@ -19,8 +19,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from support.images import encoded
-from support.reinforced import sample, write_tar
+from support.data.images import encoded
+from support.methods.reinforced import sample, write_tar
 from vlightning.datamodules import ImageTextDataModule, ReinforcedImageTextDataModule
 
 GOOD = 4

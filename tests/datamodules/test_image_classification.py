@@ -10,7 +10,7 @@ import torch
 from lightning import Trainer
 from PIL import Image
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, ShapeClassesDataModule
 from vlightning.datamodules.base.faults import BadDataError

@@ -13,8 +13,8 @@ import torch
 from jsonargparse import ArgumentParser
 from PIL import Image
 
-from support.distributed import run_distributed
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
+from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
 from vlightning.datamodules.base.faults import BadDataError

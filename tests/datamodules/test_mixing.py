@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from support.images import draw_image
+from support.data.images import draw_image
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, Source
 from vlightning.datamodules.base.mixing import Mix, tempered

@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 
-from support.command_line import run
-from support.images import draw_image, encoded
-from support.tiny import ImageModel
+from support.data.images import draw_image, encoded
+from support.methods.tiny import ImageModel
+from support.runs.command_line import run
 from vlightning.datamodules import ImageTextDataModule, Source
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/data.md").read_text()

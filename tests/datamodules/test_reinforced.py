@@ -14,9 +14,9 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from support import reinforced as made
-from support.distributed import run_distributed
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
+from support.methods.methods import reinforced as made
+from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.base.faults import BadDataError, BadSample

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset, Features, List, Value
 from PIL import Image as Pillow
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementDataModule
 from vlightning.datamodules.base.decode import image_suffix

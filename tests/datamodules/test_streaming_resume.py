@@ -13,10 +13,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from PIL import Image
 from torch import nn
 
-from support.images import draw_image, encoded
-from support.loader_workers import read_by_loader
-from support.streams import indices, read
-from support.tiny_modules import trainer
+from support.data.images import draw_image, encoded
+from support.data.streams import indices, read
+from support.methods.tiny_modules import trainer
+from support.runs.loader_workers import read_by_loader
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule

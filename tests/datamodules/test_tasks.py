@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     EntailmentDataModule,

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule, VQADataModule
 from vlightning.datamodules.questions.base.texts import clean_question

@@ -10,8 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from support.command_line import run
-from support.pages import ROOT
+from support.project.pages import ROOT
+from support.runs.command_line import run
 
 SHOWN = runpy.run_path(str(ROOT / "docs/figures/clothing.py"))
 SMALL = (

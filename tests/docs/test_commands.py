@@ -11,10 +11,10 @@ import pytest
 import torch
 import yaml
 
-from support.command_line import run
-from support.images import draw_image
-from support.pages import PAGES, ROOT, blocks, commands
-from support.reinforcement import write_pairs
+from support.data.images import draw_image
+from support.methods.reinforcement import write_pairs
+from support.project.pages import PAGES, ROOT, blocks, commands
+from support.runs.command_line import run
 from vlightning.commands.cli.start import LISTS
 from vlightning.commands.data.command import parser_of_data
 from vlightning.commands.demo.command import parser_of_demo
@@ -96,7 +96,7 @@ PROGRAMS = (
 @pytest.mark.parametrize("command", OTHERS)
 def test_other_commands_name_scripts_and_options_that_exist(command: str):
     if not command.startswith("python benchmarks/"):
-        assert command.startswith(PROGRAMS)  # those of CI, and of tests/test_configs.py
+        assert command.startswith(PROGRAMS)  # those of CI, and of tests/guarantees/recipes/test_configs.py
         extras = re.findall(r'"\.\[([\w,]+)\]"', command)
         assert all(f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text() for extra in extras)
         return

@@ -9,7 +9,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 
-from support.pages import PAGES, ROOT
+from support.project.pages import PAGES, ROOT
 
 QUICKSTARTS = runpy.run_path(str(ROOT / "docs/figures/quickstarts.py"))
 COMPARISON = runpy.run_path(str(ROOT / "docs/figures/comparison.py"))

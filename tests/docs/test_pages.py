@@ -10,15 +10,15 @@ import runpy
 import pytest
 import yaml
 
-from support.pages import PAGES, ROOT, block, blocks, headings
+from support.project.pages import PAGES, ROOT, block, blocks, headings
 
 EXAMPLES = [
     ("docs/callbacks.md", "tests/second_project/data.py"),
     ("docs/callbacks.md", "tests/second_project/model.py"),
     ("docs/callbacks.md", "tests/second_project/start.py"),
     ("docs/callbacks/state.md", "tests/second_project/callbacks/__init__.py"),
-    ("docs/callbacks/state.md", "tests/support/plain_moco.py"),
-    ("docs/adding_a_method.md", "tests/support/toy_method.py"),
+    ("docs/callbacks/state.md", "tests/support/methods/plain_moco.py"),
+    ("docs/adding_a_method.md", "tests/support/methods/toy_method.py"),
 ]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -78,7 +78,7 @@ PYTHON = [(page, number) for page in PAGES for number in range(len(blocks(page, 
 def test_python_compiles_and_imports_what_exists(page, number):
     tree = ast.parse(blocks(page, "python")[number])
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    # detectron2 is no package of an index: tests/test_cocord_detection.py.
+    # detectron2 is no package of an index: tests/benchmarks/test_cocord_detection.py.
     own = ("detectron2", "callbacks", "data", "model", "start")  # or files of the project on the pages about callbacks
     imports = [node for node in imports if str(getattr(node, "module", "")).partition(".")[0] not in own]
     exec(compile(ast.Module(imports, []), page, "exec"), {})

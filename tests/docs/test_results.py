@@ -6,7 +6,7 @@ from pathlib import Path
 
 from compare import Comparison
 
-from support.pages import PAGES, ROOT
+from support.project.pages import PAGES, ROOT
 
 DRAWN = runpy.run_path(str(ROOT / "docs/figures/comparison.py"))
 

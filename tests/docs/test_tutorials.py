@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.pages import PAGES, ROOT
+from support.project.pages import PAGES, ROOT
 
 SIZES = {
     "search_albef": {"IMAGES": 64, "EPOCHS": 1, "FOLDER": 24},

@@ -9,7 +9,7 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.tiny_modules import Student, loader, trainer
+from support.methods.tiny_modules import Student, loader, trainer
 from vlightning.callbacks import AtomicCheckpointIO, ShardedStrategy
 from vlightning.callbacks.checkpoints import checkpoint_io as code
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole

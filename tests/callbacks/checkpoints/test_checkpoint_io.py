@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from support.tiny_modules import Student, loader, trainer
+from support.methods.tiny_modules import Student, loader, trainer
 from vlightning.callbacks import AtomicCheckpointIO
 
 GOOD = {"weight": torch.arange(5.0), "step": 3, "names": ["a", "b"]}

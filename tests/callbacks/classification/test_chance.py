@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import run
+from support.runs.command_line import run
 
 MODEL = ["--model", "SHReModule", "--model.num_classes", "40", "--model.vision", "{width: 16, depth: 1, heads: 2}"]
 MODEL += ["--model.text.depth", "1", "--data", "ShapesDataModule", "--data.image_size", "32", "--data.eval_length", "8"]

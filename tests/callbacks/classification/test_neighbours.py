@@ -4,8 +4,8 @@ import pytest
 import torch
 from lightning import LightningModule
 
-from support.distributed import rank_trainer, run_distributed
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import NearestNeighbourClassification
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule

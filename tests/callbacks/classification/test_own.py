@@ -9,10 +9,10 @@ from lightning import LightningDataModule, LightningModule
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.classification import accuracies, metrics_of
-from support.command_line import run
-from support.distributed import rank_trainer, run_distributed
-from support.tiny_modules import trainer
+from support.methods.classification import accuracies, metrics_of
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import run
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank, world_size
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule

@@ -17,11 +17,11 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
-from support.albef import IMAGE_SIZE, tiny_albef
-from support.classification import accuracies, metrics_of
-from support.command_line import run
-from support.distributed import rank_trainer, run_distributed
-from support.tiny_modules import trainer
+from support.methods.albef import IMAGE_SIZE, tiny_albef
+from support.methods.classification import accuracies, metrics_of
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import run
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import ZeroShotClassification
 from vlightning.callbacks.classification import zero_shot
 from vlightning.common.errors import UserError

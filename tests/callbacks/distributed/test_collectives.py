@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from support.distributed import WorkerError, run_ddp_fit, run_distributed
-from support.tiny_modules import Student, loader
+from support.methods.tiny_modules import Student, loader
+from support.runs.distributed import WorkerError, run_ddp_fit, run_distributed
 from vlightning.callbacks import all_reduce_sum, gather, gather_uneven, rank, world_size
 
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 
-from support.distributed import WorkerError, rank_trainer, run_distributed, run_sharded_fit, whole_state
-from support.processes import by_another_process
-from support.tiny_modules import DIM, Student, loader, trainer
+from support.methods.tiny_modules import DIM, Student, loader, trainer
+from support.runs.distributed import WorkerError, rank_trainer, run_distributed, run_sharded_fit, whole_state
+from support.runs.processes import by_another_process
 from vlightning.callbacks import (
     AtomicCheckpointIO,
     EMACallback,

@@ -12,11 +12,11 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
-from support.clip import LENGTH, SIZE, WORDS, reinforced_batch
-from support.distributed import run_sharded_fit
-from support.mmlg import tiny_extraction
-from support.random_batches import Rows
-from support.tiny_modules import trainer
+from support.methods.clip import LENGTH, SIZE, WORDS, reinforced_batch
+from support.methods.mmlg import tiny_extraction
+from support.methods.random_batches import Rows
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import run_sharded_fit
 from vlightning.callbacks import LearngeneFigures
 from vlightning.callbacks.figures.learngene import draw_coefficients, draw_norms
 from vlightning.callbacks.learngene.sizes import LINEARS

@@ -12,9 +12,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from support.albef import IMAGE_SIZE, pairs_loader, tiny_albef
-from support.distributed import run_ddp_fit
-from support.tiny import TinyData, TinyModel
+from support.methods.albef import IMAGE_SIZE, pairs_loader, tiny_albef
+from support.methods.tiny import TinyData, TinyModel
+from support.runs.distributed import run_ddp_fit
 from vlightning.callbacks import EmbeddingProjector, RetrievalFigures, WordMapFigures
 from vlightning.callbacks.figures.word_maps import content_words
 from vlightning.common.errors import UserError

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from support.learngene import SIZES, auxiliary, clip, learngene, random_images, texts, timm_vit
+from support.methods.learngene import SIZES, auxiliary, clip, learngene, random_images, texts, timm_vit
 from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import Learngene
 from vlightning.callbacks.learngene.layers import rule_of

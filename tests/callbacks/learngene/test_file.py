@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from support.learngene import SIZES, learngene
+from support.methods.learngene import SIZES, learngene
 from vlightning.callbacks.learngene import layers
 from vlightning.callbacks.learngene.file import load_learngene, save_learngene
 from vlightning.callbacks.learngene.layers import rule_of

@@ -5,7 +5,7 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 
-from support.distributed import rank_trainer, run_distributed
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import ClassPredictionWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule

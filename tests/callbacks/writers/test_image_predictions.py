@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning import LightningModule, Trainer
 
-from support.distributed import rank_trainer, run_distributed
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
 from vlightning.callbacks.writers.rows import gather_rows
 from vlightning.common.errors import UserError

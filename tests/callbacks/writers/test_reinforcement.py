@@ -11,11 +11,11 @@ import pytest
 import torch
 from lightning import Callback, Trainer
 
-from support import reinforcement
-from support.distributed import rank_trainer, run_distributed
-from support.forked import run_script
-from support.images import draw_image, encoded
-from support.reinforcement import ROWS, Embeds, predict, write_pairs
+from support.data.images import draw_image, encoded
+from support.methods.methods import reinforcement
+from support.methods.reinforcement import ROWS, Embeds, predict, write_pairs
+from support.runs.distributed import rank_trainer, run_distributed
+from support.runs.forked import run_script
 from vlightning.callbacks import ReinforcementWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule

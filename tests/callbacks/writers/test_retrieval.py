@@ -11,11 +11,11 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from support.albef import IMAGE_SIZE, random_batch, tiny_albef
-from support.command_line import run
-from support.distributed import rank_trainer, run_distributed
-from support.images import draw_image
-from support.tiny import TinyData, TinyModel
+from support.data.images import draw_image
+from support.methods.albef import IMAGE_SIZE, random_batch, tiny_albef
+from support.methods.tiny import TinyData, TinyModel
+from support.runs.command_line import run
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import RetrievalPredictionWriter
 from vlightning.callbacks.writers import retrieval as predictions
 from vlightning.common.errors import UserError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from support.command_line import run, tiny_config
+from support.runs.command_line import run, tiny_config
 
 
 class SavedSteps(Callback):

@@ -7,8 +7,8 @@ import pytest
 import torch
 import yaml
 
-from support.command_line import run, tiny_config
-from support.tiny import TinyModel
+from support.methods.tiny import TinyModel
+from support.runs.command_line import run, tiny_config
 
 CONFIG = """\
 model: {class_path: GroupedModel, init_args: {vision: {width: 5}, kind: fancy}}

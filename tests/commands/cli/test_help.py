@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning.commands.cli.best import BestCheckpoint
 from vlightning.commands.cli.help import HelpfulParser
 from vlightning.commands.cli.last import LastCheckpoint

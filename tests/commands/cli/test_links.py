@@ -8,8 +8,8 @@ import torch
 from lightning import Trainer
 from PIL import Image
 
-from support.command_line import run, tiny_config
-from support.methods import METHODS
+from support.methods.methods import METHODS
+from support.runs.command_line import run, tiny_config
 
 
 @pytest.fixture(autouse=True)

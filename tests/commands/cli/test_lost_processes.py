@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from support.command_line import run
-from support.fork_server import ONE_THREAD
-from support.forked import run_script
-from support.images import draw_image, encoded
-from support.reinforced import write_tar
+from support.data.images import draw_image, encoded
+from support.methods.reinforced import write_tar
+from support.runs.command_line import run
+from support.runs.fork_server import ONE_THREAD
+from support.runs.forked import run_script
 from vlightning.commands.cli import launcher
 from vlightning.commands.cli.lost_processes import lost_process, lost_worker
 
@@ -75,7 +75,7 @@ def test_a_killed_loader_worker_ends_the_run_with_one_sentence(tmp_path, monkeyp
     began = time.monotonic()
     ran = run(
         stage,
-        "--model=support.tiny.ImageModel",
+        "--model=support.methods.tiny.ImageModel",
         "--data=ImageTextDataModule",
         *(f"--data.{name}={shards}" for name in {"train", split}),
         *streaming,
@@ -89,7 +89,7 @@ def test_a_killed_loader_worker_ends_the_run_with_one_sentence(tmp_path, monkeyp
         "--trainer.num_sanity_val_steps=0",
         *(("--trainer.max_epochs=1",) if stage == "fit" else ()),
         *(("--last_checkpoint.every_n_train_steps=2",) if saves else ()),
-        "--trainer.callbacks+=support.tiny.WorkerKiller",
+        "--trainer.callbacks+=support.methods.tiny.WorkerKiller",
         f"--trainer.callbacks.hook={hook}",
         f"--trainer.callbacks.batch={batch}",
     )
@@ -121,7 +121,7 @@ def quickstart(folder, strategy, name, rank, *words):
             "--trainer.num_sanity_val_steps=0",
             "--last_checkpoint.every_n_train_steps=2",
             *(f"--data.{option}" for option in ("length=64", "eval_length=8", "batch_size=4", "num_workers=0")),
-            "--trainer.callbacks+=support.tiny.Sender",
+            "--trainer.callbacks+=support.methods.tiny.Sender",
             *(f"--trainer.callbacks.{option}" for option in (f"name={name}", "step=4", f"rank={rank}")),
             *words,
         ],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from support.command_line import run, tiny_config
+from support.runs.command_line import run, tiny_config
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ OPTIONS = {
     "checkpoint key": ("--checkpoint.monitr x", ["'--checkpoint.monitor'"]),
     "top-level key": ("--seed_everythin 3", ["'--seed_everything'"]),
     "module class": ("--model TinyModell", ["'TinyModell'", "'TinyModel'"]),
-    "module class by path": ("--model support.tiny.TinyModell", ["'TinyModel'"]),
+    "module class by path": ("--model support.methods.tiny.TinyModell", ["'TinyModel'"]),
     "data class": ("--data.class_path TnyData", ["'TinyData'"]),
     "module class of a missing module": ("--model nowhere.TinyModel", ["'nowhere'", "cannot be imported"]),
     "callback class": ("--trainer.callbacks+=UserCalback", ["'UserCallback'"]),

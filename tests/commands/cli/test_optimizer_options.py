@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from support.tiny import TinyData, TinyModel
+from support.methods.tiny import TinyData, TinyModel
 from vlightning.commands.cli.optimizer_options import TypedOptimizerOptions
 
 

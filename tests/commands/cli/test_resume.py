@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from support.command_line import run, tiny_config
+from support.runs.command_line import run, tiny_config
 from vlightning.commands.cli.saved_run import read_saved_run
 
 HOUR = {"max_time": "00:01:00:00"}
@@ -229,7 +229,7 @@ def test_a_run_resumed_by_its_checkpoint_alone_ends_like_one_that_went_on(monkey
     words = ("--trainer.max_epochs=3", "--trainer.accumulate_grad_batches=2", "--data.rows=40")
     assert run("fit", "--config=tiny.yaml", *words).status == 0
     # The batch before an epoch's end is alone in its step; a second signal would end this process.
-    stop = "--trainer.callbacks+={class_path: support.tiny.Sender, init_args: {name: SIGTERM, step: 5}}"
+    stop = "--trainer.callbacks+={class_path: support.methods.tiny.Sender, init_args: {name: SIGTERM, step: 5}}"
     assert run("fit", "--config=tiny.yaml", *words, stop).status == 143
     stopped = "runs/tiny/version_2/checkpoints/last.ckpt"
     assert torch.load(stopped, weights_only=True)["global_step"] < 9

@@ -10,8 +10,8 @@ import torch
 import wandb
 from jsonargparse import Namespace
 
-from support.command_line import run, tiny_config
-from support.slurm import pretend_slurm
+from support.runs.command_line import run, tiny_config
+from support.runs.slurm import pretend_slurm
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.commands.cli.command_line import read_command_line
 from vlightning.commands.cli.run_folder import claimed, name_run

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import vlightning.lightning_modules
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning.commands.cli.command_line import SUBCOMMANDS
 from vlightning.commands.cli.commands import COMMANDS as OWN
 from vlightning.commands.cli.completion import OPTIONS
@@ -18,7 +18,7 @@ from vlightning.commands.cli.listing import configs, methods
 from vlightning.commands.cli.pages import COMMANDS
 from vlightning.commands.cli.start import LISTS
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 ASKED = """
 import sys
 from vlightning.commands.cli.start import main

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import tiny_cli
-from support.command_line import run, tiny_config
-from support.forked import run_script
-from support.slurm import pretend_slurm
+from support.runs import tiny_cli
+from support.runs.command_line import run, tiny_config
+from support.runs.forked import run_script
+from support.runs.slurm import pretend_slurm
 
 # Two batches an epoch: after step 4 a validation begins, in which the run stops. (These data cannot go on elsewhere.)
 LAST = "runs/tiny/{}/checkpoints/last.ckpt"
@@ -28,7 +28,7 @@ def fit(*words: str):
 def sender(name: str, step: int, times: int = 1) -> tuple[str, ...]:
     callback = "--trainer.callbacks"
     return (
-        f"{callback}+=support.tiny.Sender",
+        f"{callback}+=support.methods.tiny.Sender",
         f"{callback}.name={name}",
         f"{callback}.step={step}",
         f"{callback}.times={times}",

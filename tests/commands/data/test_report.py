@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.command_line import run
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
+from support.runs.command_line import run
 from vlightning.commands.data.command import opened, report, run_data
 from vlightning.commands.data.sheet import samples_of
 from vlightning.common.errors import UserError

@@ -11,10 +11,10 @@ from urllib.error import HTTPError
 
 import pytest
 
-from support import browser
-from support.demo import TEXT, write_images, write_model
-from support.forked import VLIGHTNING, Forked
-from support.slurm_cluster import wait_for
+from support.project import browser
+from support.project.demo import TEXT, write_images, write_model
+from support.runs.forked import VLIGHTNING, Forked
+from support.runs.slurm_cluster import wait_for
 
 pytestmark = pytest.mark.skipif(
     find_spec("gradio") is None or find_spec("playwright") is None,

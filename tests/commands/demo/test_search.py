@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from support.command_line import run
-from support.demo import TEXT, write_images, write_model
-from support.images import draw_image
+from support.data.images import draw_image
+from support.project.demo import TEXT, write_images, write_model
+from support.runs.command_line import run
 from vlightning.commands.demo import index, work
 from vlightning.commands.demo.captions import captions_beside, read_captions
 from vlightning.commands.demo.folder import read_folder

@@ -14,14 +14,14 @@ import open_clip
 import pytest
 import torch
 
-from support.evaluation_sets import COLOURS, write_image_set, write_retrieval
-from support.mobileclip import fill
+from support.data.evaluation_sets import COLOURS, write_image_set, write_retrieval
+from support.methods.mobileclip import fill
 from vlightning.commands.evaluate.encoding import Loading
 from vlightning.commands.evaluate.model import load_model
 from vlightning.commands.evaluate.run import Settings, evaluate
 from vlightning.commands.evaluate.tasks import TASKS
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden/clip_benchmark.json"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden/clip_benchmark.json"
 SETS = ("cifar10", "vtab/pets", "vtab/pcam", "retrieval/flickr_1k_test_image_text_retrieval")
 CONFIG = {
     "embed_dim": 24,

@@ -9,16 +9,16 @@ import pyarrow.parquet
 import pytest
 from lightning import seed_everything
 
-from support.command_line import run
-from support.distributed import run_distributed
-from support.evaluation_sets import COLOURS, LABELS, colour_model, picture, write_image_set, write_task
-from support.forked import VLIGHTNING, Forked, run_script
+from support.data.evaluation_sets import COLOURS, LABELS, colour_model, picture, write_image_set, write_task
+from support.runs.command_line import run
+from support.runs.distributed import run_distributed
+from support.runs.forked import VLIGHTNING, Forked, run_script
 from vlightning.commands.evaluate.encoding import Loading
 from vlightning.commands.evaluate.results import read_results
 from vlightning.commands.evaluate.run import Settings, evaluate
 from vlightning.commands.evaluate.tasks import AGGREGATES, DATACOMP, SUITES, TASKS
 
-CONFIG = Path(__file__).resolve().parents[2] / "configs/albef/quickstart.yaml"
+CONFIG = Path(__file__).resolve().parents[3] / "configs/albef/quickstart.yaml"
 KEYS = (
     "imagenet-r",
     "vtab/pets",

@@ -6,9 +6,9 @@ import zipfile
 
 import pytest
 
-from support.command_line import run
-from support.evaluation_sets import CUES, NAMES, OBJECTS, colour_model, picture, write_task
-from support.hub_server import local_hub, set_hub
+from support.data.evaluation_sets import CUES, NAMES, OBJECTS, colour_model, picture, write_task
+from support.data.hub_server import local_hub, set_hub
+from support.runs.command_line import run
 from vlightning.commands.evaluate.hub import unpack_table
 from vlightning.commands.evaluate.results import read_results
 from vlightning.commands.evaluate.tasks import TASKS

@@ -12,9 +12,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, recall_score
 
-from support.clip import add_tiny_clip
-from support.command_line import run
-from support.evaluation_sets import (
+from support.data.evaluation_sets import (
     COLOURS,
     CUES,
     FACE_NAMES,
@@ -30,7 +28,9 @@ from support.evaluation_sets import (
     write_task,
     write_winogavil,
 )
-from support.methods import METHODS, OTHERS
+from support.methods.clip import add_tiny_clip
+from support.methods.methods import METHODS, OTHERS
+from support.runs.command_line import run
 from vlightning.callbacks import OnlineProbe
 from vlightning.commands.evaluate.encoding import Loading, encode_classes, encode_images
 from vlightning.commands.evaluate.frozen_features import few_shot, linear_probe

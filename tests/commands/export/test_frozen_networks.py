@@ -6,9 +6,9 @@ import shutil
 import torch
 from lightning.pytorch import Trainer
 
-from support.cocord import teacher_file
-from support.command_line import run
-from support.methods import OTHERS
+from support.methods.cocord import teacher_file
+from support.methods.methods import OTHERS
+from support.runs.command_line import run
 from vlightning.commands.export import from_pretrained
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import LinearProbeModule

@@ -8,8 +8,8 @@ import torch
 import yaml
 from lightning.pytorch import Trainer
 
-from support.command_line import run
-from support.methods import METHODS, OTHERS
+from support.methods.methods import METHODS, OTHERS
+from support.runs.command_line import run
 
 TAKEN: list[tuple[str, dict[str, Any], dict[str, str]]] = [
     ("albef", {}, {"checkpoint": "", "vlightning": "folder", "albef": "albef.pth"}),

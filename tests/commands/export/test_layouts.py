@@ -19,13 +19,13 @@ from transformers import (
     ViTModel,
 )
 
-from support.classifier import CLASSES, shape_classes, tiny_classifier
-from support.cocord import OFF, teacher_file
-from support.command_line import run
-from support.methods import METHODS, OTHERS
-from support.mmlg import tiny_extraction
-from support.pages import blocks
-from support.probe import tiny_probe
+from support.methods.classifier import CLASSES, shape_classes, tiny_classifier
+from support.methods.cocord import OFF, teacher_file
+from support.methods.methods import METHODS, OTHERS
+from support.methods.mmlg import tiny_extraction
+from support.methods.probe import tiny_probe
+from support.project.pages import blocks
+from support.runs.command_line import run
 from vlightning.commands.export.exported import files_of
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 

@@ -6,9 +6,9 @@ import shutil
 import pytest
 import torch
 
-from support.command_line import run
-from support.hub_server import READS_ONLY, TOKEN, Hub, local_hub, set_hub
-from support.published import tiny_clip
+from support.data.hub_server import READS_ONLY, TOKEN, Hub, local_hub, set_hub
+from support.methods.published import tiny_clip
+from support.runs.command_line import run
 from vlightning.commands.export import from_pretrained
 from vlightning.common.errors import UserError
 

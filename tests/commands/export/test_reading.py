@@ -9,9 +9,9 @@ from lightning.pytorch import Trainer
 from PIL import Image
 from transformers import AutoTokenizer
 
-from support.command_line import run
-from support.methods import METHODS, OTHERS
-from support.published import tiny_clip
+from support.methods.methods import METHODS, OTHERS
+from support.methods.published import tiny_clip
+from support.runs.command_line import run
 from vlightning.commands.export import from_pretrained
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.model_card import Training

@@ -7,9 +7,9 @@ from large_batches import ACTIVATIONS, METHODS, batch, ready
 from memory import held_bytes
 from torch import nn
 
-from support.methods import OTHERS
-from support.random_batches import NAMES, random_rows, small
-from support.tasks import KINDS, tiny_task
+from support.methods.methods import OTHERS
+from support.methods.random_batches import NAMES, random_rows, small
+from support.methods.tasks import KINDS, tiny_task
 from vlightning.commands.plan.counted_step import (
     count_step,
     fake_tensors,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from open_clip import create_model
 
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning import callbacks, lightning_modules
 from vlightning.commands.plan.configuration import Planned, read
 from vlightning.commands.plan.counted_step import count_step, fake_tensors, make_fake
@@ -18,7 +18,7 @@ from vlightning.commands.plan.remedies import remedies
 from vlightning.common.gpus import GPUS
 from vlightning.datamodules.reinforced.base.reinforcement import stored_bytes
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def documented(method, gpus=64):

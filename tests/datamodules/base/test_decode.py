@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.datamodules.base import decode as decoding

@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from support.command_line import run
-from support.images import draw_image
-from support.tiny import ImageModel
+from support.data.images import draw_image
+from support.methods.tiny import ImageModel
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
     ImageClassificationDataModule,

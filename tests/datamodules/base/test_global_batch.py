@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 
@@ -51,7 +51,7 @@ def test_a_resumed_run_on_the_command_line_keeps_the_global_batch(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     data = [f"--data.{name}={value}" for name, value in {**ROWS, "vocab_size": 200}.items()]
     trainer = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--trainer.limit_val_batches=0")
-    words = ("--model=support.tiny.ImageModel", "--data=ShapesDataModule", *data, *trainer)
+    words = ("--model=support.methods.tiny.ImageModel", "--data=ShapesDataModule", *data, *trainer)
     ran = run("fit", *words, "--data.global_batch_size=12", "--trainer.max_steps=2")
     assert ran.status == 0, ran.err
     assert "global_batch_size: 12" in (tmp_path / "runs/vlightning/version_0/config.yaml").read_text()

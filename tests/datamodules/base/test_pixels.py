@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
 from vlightning.datamodules import (
     ALBEFTrainTransform,
     ProbeTrainTransform,

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.trainer.states import TrainerFn
 
-from support.distributed import rank_trainer, run_distributed
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFTrainTransform, ShapesDataModule
 from vlightning.datamodules.base.mixing import Mix

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from support.images import draw_image, write_food101, write_pets
+from support.data.images import draw_image, write_food101, write_pets
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from support.images import draw_image, encoded
-from support.storage import Flaky, s3_server, upload
-from support.streams import read
-from support.web_server import web_server
+from support.data.images import draw_image, encoded
+from support.data.storage import Flaky, s3_server, upload
+from support.data.streams import read
+from support.data.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
 from vlightning.datamodules.pairs.base.stream_sets import StreamedTrainingSet

@@ -7,9 +7,9 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from support.images import draw_image, encoded
-from support.loader_workers import read_by_loader
-from support.streams import indices, read
+from support.data.images import draw_image, encoded
+from support.data.streams import indices, read
+from support.runs.loader_workers import read_by_loader
 from vlightning.common.errors import UserError
 from vlightning.datamodules.pairs.base.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
 from vlightning.datamodules.reading.open import Opening

@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from support.reinforced import write_tar
+from support.methods.reinforced import write_tar
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
 from vlightning.datamodules.reading.shards import Shards, find_shards

@@ -6,7 +6,7 @@ import string
 import pytest
 import torch
 
-from support.distributed import run_distributed
+from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
 from vlightning.datamodules.text.tokenizers import (

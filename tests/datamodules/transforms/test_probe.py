@@ -10,7 +10,7 @@ from timm.data import create_transform
 from timm.data.auto_augment import RandAugment
 from timm.data.random_erasing import RandomErasing
 
-from support.images import draw_image
+from support.data.images import draw_image
 from vlightning.datamodules import ProbeTrainTransform
 from vlightning.datamodules.base.sampling import seeded
 from vlightning.datamodules.transforms.normalize import IMAGENET_MEAN, IMAGENET_STD

@@ -8,8 +8,8 @@ import torch
 from torchvision.transforms import InterpolationMode, autoaugment
 from torchvision.transforms import functional as vision
 
-from support.images import draw_image
-from support.reinforced import torchvision_augmentation
+from support.data.images import draw_image
+from support.methods.reinforced import torchvision_augmentation
 from vlightning.datamodules.transforms.replay import (
     OPERATIONS,
     Augmentation,

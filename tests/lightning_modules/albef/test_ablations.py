@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.albef import random_batch, tiny_albef
+from support.methods.albef import random_batch, tiny_albef
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.itc import Contrast
 from vlightning.lightning_modules.albef.itm import draw_negatives

@@ -2,7 +2,7 @@ import pytest
 import torch
 from lightning import Trainer
 
-from support.albef import pairs_loader, tiny_albef
+from support.methods.albef import pairs_loader, tiny_albef
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, random_batch, tiny_albef
-from support.distributed import run_ddp_fit, run_distributed
+from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, random_batch, tiny_albef
+from support.runs.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import rank, world_size
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules.albef import itm, mlm

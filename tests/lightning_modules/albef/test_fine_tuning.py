@@ -4,7 +4,7 @@ import pytest
 import torch
 from lightning import Trainer
 
-from support.albef import pairs_loader, random_batch, tiny_albef
+from support.methods.albef import pairs_loader, random_batch, tiny_albef
 from vlightning.lightning_modules.albef import itc, itm
 from vlightning.lightning_modules.albef import module as step
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from support.albef import random_batch, tiny_albef
+from support.methods.albef import random_batch, tiny_albef
 from vlightning.common.errors import UserError
 from vlightning.datamodules.text.tokenizers import (
     open_tokenizer,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from support.devices import DEVICES, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
+from support.devices.devices import DEVICES, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
 from vlightning.callbacks import EMACallback
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import itc, itm, mlm

@@ -5,9 +5,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from support.albef import random_batch
-from support.distributed import run_distributed
-from support.gradcam import exact_inputs, reference_maps, spread_albef
+from support.methods.albef import random_batch
+from support.methods.gradcam import exact_inputs, reference_maps, spread_albef
+from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.albef.gradcam import word_maps
 

@@ -9,9 +9,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 
-from support.albef import tiny_albef
-from support.distributed import run_distributed
-from support.gradcam import exact_inputs, reference_maps, spread_albef
+from support.methods.albef import tiny_albef
+from support.methods.gradcam import exact_inputs, reference_maps, spread_albef
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import GroundingFigures, GroundingWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import GroundingShapesDataModule

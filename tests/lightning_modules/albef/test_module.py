@@ -7,7 +7,7 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from support.albef import pairs_loader, random_batch, tiny_albef
+from support.methods.albef import pairs_loader, random_batch, tiny_albef
 from vlightning.callbacks import EMACallback
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule

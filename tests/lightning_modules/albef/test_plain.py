@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.albef import random_batch, tiny_albef
-from support.plain_albef import PlainALBEF
+from support.methods.albef import random_batch, tiny_albef
+from support.methods.plain_albef import PlainALBEF
 
 PAIRS = 8
 

@@ -5,8 +5,8 @@ import torch
 from lightning import Trainer
 from torch.utils.data import DataLoader
 
-from support.albef import tiny_albef
-from support.distributed import run_distributed
+from support.methods.albef import tiny_albef
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import rank, world_size
 from vlightning.lightning_modules.evaluation import retrieval as evaluation
 

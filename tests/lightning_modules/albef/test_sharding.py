@@ -12,10 +12,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, DistributedSampler
 
-from support.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, RandomPairs, random_batch, tiny_albef
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.forked import VLIGHTNING, run_ranks
-from support.tiny_modules import trainer
+from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, RandomPairs, random_batch, tiny_albef
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
+from support.runs.forked import VLIGHTNING, run_ranks
 from vlightning.callbacks import AtomicCheckpointIO, consolidate_checkpoint
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import ALBEFModule

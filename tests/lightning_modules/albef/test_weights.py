@@ -9,8 +9,8 @@ from PIL import Image
 from timm.layers import resample_abs_pos_embed
 from transformers import BertConfig, BertForMaskedLM, BertTokenizerFast
 
-from support.albef import pairs_loader, tiny_albef
-from support.command_line import run
+from support.methods.albef import pairs_loader, tiny_albef
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule

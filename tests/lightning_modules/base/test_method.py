@@ -7,9 +7,9 @@ import torch
 from lightning import LightningDataModule
 from lightning.pytorch import Callback
 
-from support.command_line import run
-from support.tiny_modules import trainer
-from support.toy_method import CLASSES, ROWS, OptimSettings, ToyMethod, VisionSettings, toy_rows
+from support.methods.tiny_modules import trainer
+from support.methods.toy_method import CLASSES, ROWS, OptimSettings, ToyMethod, VisionSettings, toy_rows
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.core.settings import flat, settings
 

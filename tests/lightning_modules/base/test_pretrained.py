@@ -8,9 +8,9 @@ import torch
 from lightning.pytorch import Trainer
 from transformers import AutoTokenizer
 
-from support.command_line import run
-from support.distributed import rank_trainer, run_distributed
-from support.methods import METHODS, OTHERS
+from support.methods.methods import METHODS, OTHERS
+from support.runs.command_line import run
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import FinalExport
 from vlightning.commands.export.layouts import export
 from vlightning.common.errors import UserError

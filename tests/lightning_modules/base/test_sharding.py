@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from support.distributed import run_distributed
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import rank, world_size
 from vlightning.lightning_modules.base.sharding import shard
 

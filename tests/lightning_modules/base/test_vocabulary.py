@@ -9,12 +9,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from torch.nn import Embedding
 
-from support.albef import tiny_albef
-from support.command_line import export as main
-from support.command_line import run
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.images import draw_image
-from support.shre import tiny_shre
+from support.data.images import draw_image
+from support.methods.albef import tiny_albef
+from support.methods.shre import tiny_shre
+from support.runs.command_line import export as main
+from support.runs.command_line import run
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from support.command_line import run
-from support.evaluation_sets import LABELS, write_image_set
-from support.published import LENGTH, write_published
+from support.data.evaluation_sets import LABELS, write_image_set
+from support.methods.published import LENGTH, write_published
+from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.commands.evaluate.results import read_results
 from vlightning.commands.evaluate.tasks import TASKS

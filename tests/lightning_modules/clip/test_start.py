@@ -7,7 +7,7 @@ import open_clip
 import pytest
 import torch
 
-from support.published import CONFIG, LENGTH, PREPROCESSING, SIZE, WORDS, pairs, tiny_clip, write_published
+from support.methods.published import CONFIG, LENGTH, PREPROCESSING, SIZE, WORDS, pairs, tiny_clip, write_published
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import CLIPModule

@@ -6,7 +6,7 @@ import open_clip
 import pytest
 import torch
 
-from support.published import CONFIG, LENGTH, pairs, tiny_clip
+from support.methods.published import CONFIG, LENGTH, pairs, tiny_clip
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.clip.layers import layers_of
 from vlightning.lightning_modules.networks.clip.lora import (

@@ -8,7 +8,7 @@ import torch
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from support.cocord import CLASSES, OFF, PAIRS, random_batch, teacher_file, tiny_cocord
+from support.methods.cocord import CLASSES, OFF, PAIRS, random_batch, teacher_file, tiny_cocord
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule

@@ -2,8 +2,8 @@
 
 import torch
 
-from support.cocord import HEADS, random_batch, teacher_file, tiny_cocord
-from support.distributed import run_ddp_fit, run_distributed
+from support.methods.cocord import HEADS, random_batch, teacher_file, tiny_cocord
+from support.runs.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import draws, rank
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule

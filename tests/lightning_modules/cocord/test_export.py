@@ -13,10 +13,10 @@ from lightning import Trainer
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from support.cifar import fill
-from support.cocord import HEADS
-from support.command_line import export as main
-from support.command_line import run
+from support.methods.cifar import fill
+from support.methods.cocord import HEADS
+from support.runs.command_line import export as main
+from support.runs.command_line import run
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network

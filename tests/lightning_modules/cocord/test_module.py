@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from lightning import Trainer
 from torch.utils.flop_counter import FlopCounterMode
 
-from support.cocord import CLASSES, HEADS, OFF, PAIRS, random_batch, teacher_file, tiny_cocord
-from support.groups import merged
+from support.methods.cocord import CLASSES, HEADS, OFF, PAIRS, random_batch, teacher_file, tiny_cocord
+from support.methods.groups import merged
 from vlightning.callbacks import EMACallback, FeatureQueue
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
@@ -131,7 +131,7 @@ def test_dictionary_takes_the_papers_bytes_and_wraps_around():
 
 @pytest.mark.parametrize(("teacher", "student"), PAIRS, ids=["->".join(pair) for pair in PAIRS])
 def test_the_teachers_head_moves_where_the_widths_are_equal(teacher, student):
-    """The recipe of each pair takes its steps in `tests/test_recipes.py`."""
+    """The recipe of each pair takes its steps in `tests/guarantees/recipes/test_recipes.py`."""
     module = CoCoRDModule(student, CLASSES, teacher={"name": teacher}, **HEADS)
     assert module.teacher_head_moves == ((teacher, student) in EQUAL_WIDTHS)
 

@@ -10,10 +10,10 @@ import yaml
 from lightning import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from support.cocord import CLASSES, OFF, teacher_file
-from support.command_line import export, run
-from support.distributed import run_ddp_fit
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
+from support.methods.cocord import CLASSES, OFF, teacher_file
+from support.runs.command_line import export, run
+from support.runs.distributed import run_ddp_fit
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
 from vlightning.datamodules.base.mixing import Mix

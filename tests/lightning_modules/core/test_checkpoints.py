@@ -6,8 +6,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 
-from support.albef import SIZES, pairs_loader, tiny_albef
-from support.command_line import run
+from support.methods.albef import SIZES, pairs_loader, tiny_albef
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule
 from vlightning.lightning_modules.core.settings import flat

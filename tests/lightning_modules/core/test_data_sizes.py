@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from support.albef import tiny_albef
-from support.captioning import caption_data, caption_module, write_data
-from support.cocord import HEADS
-from support.methods import METHODS, OTHERS
-from support.random_batches import Rows, random_rows, small
+from support.methods.albef import tiny_albef
+from support.methods.captioning import caption_data, caption_module, write_data
+from support.methods.cocord import HEADS
+from support.methods.methods import METHODS, OTHERS
+from support.methods.random_batches import Rows, random_rows, small
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule

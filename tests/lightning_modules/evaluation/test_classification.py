@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from support.distributed import rank_trainer, run_distributed
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import rank
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.evaluation.classification import ClassificationEvaluation

@@ -8,8 +8,8 @@ import re
 import pytest
 import torch
 
-from support.command_line import run
-from support.images import draw_image
+from support.data.images import draw_image
+from support.runs.command_line import run
 from vlightning.lightning_modules import (
     ALBEFModule,
     CLIPModule,

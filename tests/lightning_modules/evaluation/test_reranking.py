@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.albef import random_batch, tiny_albef
-from support.distributed import run_distributed
+from support.methods.albef import random_batch, tiny_albef
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import rank
 from vlightning.lightning_modules.evaluation.reranking import TokenStore, match_candidates
 from vlightning.metrics.retrieval import nearest_candidates

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from support.distributed import run_distributed
-from support.methods import METHODS
-from support.tiny_modules import trainer
+from support.methods.methods import METHODS
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import rank
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.method import Method

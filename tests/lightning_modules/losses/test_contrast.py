@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from support.distributed import run_distributed
+from support.runs.distributed import run_distributed
 from vlightning.callbacks import gather, rank
 from vlightning.lightning_modules.losses.contrast import (
     Side,

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.captioning import EMBED_DIM, caption_data, caption_module, write_data
-from support.distributed import rank_trainer, run_ddp_fit, run_distributed, run_sharded_fit
-from support.tiny_modules import trainer
+from support.methods.captioning import EMBED_DIM, caption_data, caption_module, write_data
+from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, run_ddp_fit, run_distributed, run_sharded_fit
 from vlightning.callbacks import rank
 
 ROWS = 6

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from support.captioning import (
+from support.methods.captioning import (
     CAPTIONS,
     EMBED_DIM,
     WIDTH,
@@ -19,7 +19,7 @@ from support.captioning import (
     write_embeddings,
     write_language_model,
 )
-from support.tiny_modules import trainer
+from support.methods.tiny_modules import trainer
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import CaptioningModule
 from vlightning.metrics.captions import caption_scores

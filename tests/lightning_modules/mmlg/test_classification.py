@@ -14,14 +14,14 @@ import yaml
 from lightning.pytorch import Callback
 from open_clip.model import resize_pos_embed
 
-from support.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
-from support.command_line import run
-from support.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
-from support.groups import command_line, in_groups
-from support.images import draw_image, encoded
-from support.learngene import SIZE, auxiliary, learngene, random_images
-from support.mmlg import tiny_extraction
-from support.tiny_modules import trainer
+from support.data.images import draw_image, encoded
+from support.methods.classifier import CLASSES, TOWER, descendant, random_batch, shape_classes, tiny_classifier
+from support.methods.groups import command_line, in_groups
+from support.methods.learngene import SIZE, auxiliary, learngene, random_images
+from support.methods.mmlg import tiny_extraction
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import run
+from support.runs.distributed import run_ddp_fit, run_distributed, run_sharded_fit, whole_state
 from vlightning.callbacks import LearngeneExpansionCallback, rank
 from vlightning.callbacks.learngene.file import save_learngene
 from vlightning.common.errors import UserError

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.clip import randomized
-from support.learngene import EMBED, SIZES, clip, random_images, texts
+from support.methods.clip import randomized
+from support.methods.learngene import EMBED, SIZES, clip, random_images, texts
 from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
 from vlightning.callbacks.learngene.sizes import LearngeneSizes

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.clip import LENGTH, SIZE, reinforced_batch
-from support.distributed import run_both_fits, run_distributed
-from support.mmlg import ready, tiny_extraction, write_teacher
+from support.methods.clip import LENGTH, SIZE, reinforced_batch
+from support.methods.mmlg import ready, tiny_extraction, write_teacher
+from support.runs.distributed import run_both_fits, run_distributed
 from vlightning.callbacks import LearngeneWriter, rank
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.datamodules import ShapesDataModule

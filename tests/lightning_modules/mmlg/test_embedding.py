@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from support.captioning import CAPTIONS, SIZES, write_language_model
-from support.clip import SIZE, add_tiny_clip, randomized
-from support.command_line import run
-from support.groups import command_line
-from support.images import draw_image
-from support.mmlg import trained_checkpoint
-from support.tiny_modules import trainer
+from support.data.images import draw_image
+from support.methods.captioning import CAPTIONS, SIZES, write_language_model
+from support.methods.clip import SIZE, add_tiny_clip, randomized
+from support.methods.groups import command_line
+from support.methods.mmlg import trained_checkpoint
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import run
 from vlightning.callbacks import ImageEmbeddingWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule

@@ -4,9 +4,9 @@ import open_clip
 import pytest
 import torch
 
-from support.clip import LENGTH, reinforced_batch
-from support.command_line import export as main
-from support.mmlg import trained_checkpoint
+from support.methods.clip import LENGTH, reinforced_batch
+from support.methods.mmlg import trained_checkpoint
+from support.runs.command_line import export as main
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.lightning_modules.networks.published_clip import load_published
 

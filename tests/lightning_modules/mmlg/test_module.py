@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, normalize
 
-from support.clip import LENGTH, SIZE, reinforced_batch
-from support.mmlg import ready, tiny_extraction, write_teacher
+from support.methods.clip import LENGTH, SIZE, reinforced_batch
+from support.methods.mmlg import ready, tiny_extraction, write_teacher
 from vlightning.callbacks import LearngeneExpansionCallback, LearngeneWriter
 from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import load_learngene

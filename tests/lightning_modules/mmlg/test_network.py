@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, random_images, texts
+from support.methods.learngene import LENGTH, SIZES, WIDTH, auxiliary, clip, random_images, texts
 from vlightning.callbacks.learngene.layers import rule_of
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.callbacks.modules import blocks_of

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from support.clip import add_tiny_clip, reinforced_batch, tiny_module
-from support.distributed import run_both_fits, run_distributed
+from support.methods.clip import add_tiny_clip, reinforced_batch, tiny_module
+from support.runs.distributed import run_both_fits, run_distributed
 from vlightning.callbacks import rank
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule

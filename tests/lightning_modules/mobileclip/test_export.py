@@ -8,8 +8,8 @@ import torch
 from lightning import Trainer
 from torch.nn.functional import normalize
 
-from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch
-from support.command_line import export as main
+from support.methods.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch
+from support.runs.command_line import export as main
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.networks.clip.weights import load_pretrained
 

@@ -15,8 +15,8 @@ from safetensors import safe_open
 from timm.models.fastvit import MobileOneBlock, ReparamLargeKernelConv, RepMixer
 from torch import nn
 
-from support.devices import DEVICES, GPU, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
-from support.mobileclip import build_shallow, features, fill, random_images, settle, texts
+from support.devices.devices import DEVICES, GPU, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
+from support.methods.mobileclip import build_shallow, features, fill, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.reparameterize import norms_left, reparameterize

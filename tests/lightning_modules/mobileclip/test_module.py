@@ -9,7 +9,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
-from support.clip import DIMS, SCALES, reinforced_batch, tiny_module
+from support.methods.clip import DIMS, SCALES, reinforced_batch, tiny_module
 from vlightning.callbacks import EMACallback, FinalExport
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule, ShapesDataModule

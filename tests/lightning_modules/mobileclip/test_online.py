@@ -10,8 +10,8 @@ from open_clip import SimpleTokenizer
 from torch.nn import functional as F
 from torch.nn.functional import normalize
 
-from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
-from support.command_line import run
+from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule

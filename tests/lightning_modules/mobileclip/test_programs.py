@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from support.towers import PLAIN, SIZE, batch, features, plain_clip, smallest_cosine, trained
+from support.methods.towers import PLAIN, SIZE, batch, features, plain_clip, smallest_cosine, trained
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.core import programs as module_under_test
 from vlightning.lightning_modules.networks.clip.programs import export_towers

@@ -4,7 +4,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from support.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch, tiny_module
+from support.methods.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch, tiny_module
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule

@@ -16,9 +16,9 @@ from open_clip import CLIP
 from PIL import Image
 from safetensors.torch import save_file
 
-from support.clip import NAME, SIZE, add_tiny_clip, randomized
-from support.command_line import run
-from support.images import draw_image, encoded
+from support.data.images import draw_image, encoded
+from support.methods.clip import NAME, SIZE, add_tiny_clip, randomized
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import Account, Fault
 from vlightning.datamodules.reinforced.base.reinforcement_rows import (

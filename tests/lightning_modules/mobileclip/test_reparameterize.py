@@ -7,7 +7,7 @@ import torch
 from timm.models.fastvit import MobileOneBlock
 from timm.utils import reparameterize_model
 
-from support.mobileclip import build_shallow, settle
+from support.methods.mobileclip import build_shallow, settle
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.clip import reparameterize as module_under_test
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model

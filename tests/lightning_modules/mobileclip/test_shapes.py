@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from support.command_line import run
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.core.precision import unit

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.towers import batch, features, plain_clip, smallest_cosine, trained
+from support.methods.towers import batch, features, plain_clip, smallest_cosine, trained
 from vlightning.lightning_modules.networks.clip.towers import towers
 
 MODELS = ["MobileCLIP-tiny", "MobileCLIP-S0", "MobileCLIP-B"]

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from timm.layers import resample_abs_pos_embed
 from torch import nn
 
-from support.clip import LENGTH, add_tiny_clip
-from support.mobileclip import build_shallow, features, random_images, settle, texts
+from support.methods.clip import LENGTH, add_tiny_clip
+from support.methods.mobileclip import build_shallow, features, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.clip.files import save_open_clip, save_vendor

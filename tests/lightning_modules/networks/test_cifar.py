@@ -12,8 +12,8 @@ from safetensors import safe_open
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from support.cifar import fill
-from support.devices import DEVICES, TOLERANCE, whole_float32  # noqa: F401, a fixture
+from support.devices.devices import DEVICES, TOLERANCE, whole_float32  # noqa: F401, a fixture
+from support.methods.cifar import fill
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cifar_zoo.safetensors"

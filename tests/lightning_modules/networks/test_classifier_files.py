@@ -7,7 +7,7 @@ from lightning import LightningModule, Trainer
 from safetensors.torch import save_file
 from torch import nn
 
-from support.cifar import fill
+from support.methods.cifar import fill
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.networks.cifar import CIFAR_NETWORKS
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 import yaml
 from lightning import Trainer
 
-from support.cocord import OFF
-from support.command_line import run
-from support.images import draw_image
-from support.own_teacher import OwnClassifier, OwnPair
-from support.shre import WORDS, tiny_shre
-from support.tiny import TinyData
+from support.data.images import draw_image
+from support.methods.cocord import OFF
+from support.methods.own_teacher import OwnClassifier, OwnPair
+from support.methods.shre import WORDS, tiny_shre
+from support.methods.tiny import TinyData
+from support.runs.command_line import run
 from vlightning import lightning_modules
 from vlightning.commands.evaluate.model import load_model
 from vlightning.commands.export import from_pretrained
@@ -30,7 +30,7 @@ from vlightning.lightning_modules.networks.own_teacher import teacher_images
 from vlightning.lightning_modules.shre.settings import TeacherSettings as SHReTeacher
 from vlightning.lightning_modules.shre.teacher import teacher_images as shre_images
 
-CLASSIFIER, PAIR = "support.own_teacher.OwnClassifier", "support.own_teacher.OwnPair"
+CLASSIFIER, PAIR = "support.methods.own_teacher.OwnClassifier", "support.methods.own_teacher.OwnPair"
 SHORT = ["--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
 SHORT += ["--trainer.limit_train_batches", "2", "--trainer.max_epochs", "1", "--data.batch_size", "16"]
 SHORT += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
@@ -192,12 +192,12 @@ def test_a_network_that_does_not_fit_is_one_sentence(method, words, sentence, tm
 @pytest.mark.parametrize(
     ("network", "sentence"),
     [
-        ("support.own_teacher.OwnClasifier", "did you mean 'OwnClassifier'?"),
+        ("support.methods.own_teacher.OwnClasifier", "did you mean 'OwnClassifier'?"),
         ("gone.OwnClassifier", "the module 'gone' cannot be imported."),
         ("collections.OrderedDict", "it is not a Module."),
-        ("support.own_teacher.Scaled", "return the output of an nn.Linear."),
-        ("support.own_teacher.Deep", "got shape [1, 40, 1]"),
-        ("support.own_teacher.Twice", "got shape [2, 40]"),
+        ("support.methods.own_teacher.Scaled", "return the output of an nn.Linear."),
+        ("support.methods.own_teacher.Deep", "got shape [1, 40, 1]"),
+        ("support.methods.own_teacher.Twice", "got shape [2, 40]"),
         (PAIR, "got an error (NotImplementedError: "),
     ],
 )
@@ -306,7 +306,10 @@ def test_a_network_has_its_own_scale_and_tokenizer():
             {"network": {"class_path": PAIR, "init_args": {"image_size": None}}, "scale": 1.0},
             "the name image_size: add",
         ),
-        ({"network": {"class_path": PAIR}, "weights": "openai"}, "got both ('openai' and support.own_teacher.OwnPair)"),
+        (
+            {"network": {"class_path": PAIR}, "weights": "openai"},
+            f"got both ('openai' and {PAIR})",
+        ),
         ({"model": "ViT-B-32"}, "weights or a network of each teacher in model.teachers, got neither: give one."),
     ],
 )
@@ -349,7 +352,14 @@ def test_mobileclip_runs_a_network_of_the_user_in_its_step(tmp_path, monkeypatch
 def test_a_report_on_data_builds_no_teacher(tmp_path, monkeypatch, recwarn):
     """A teacher that loads its weights warns for each tensor on the meta device."""
     monkeypatch.chdir(tmp_path)
-    words = ["--model.teacher.network", "support.own_teacher.Loading", "--data.num_workers", "0", "--limit", "4"]
+    words = [
+        "--model.teacher.network",
+        "support.methods.own_teacher.Loading",
+        "--data.num_workers",
+        "0",
+        "--limit",
+        "4",
+    ]
     ran = run("data", *METHODS["SHReModule"], *words, "--data.eval_length", "8")
     assert ran.status == 0, ran.err
     planned = run("plan", *METHODS["SHReModule"], *words[:2])

@@ -13,8 +13,8 @@ from open_clip import CLIP, CoCa
 from open_clip.push_to_hf_hub import save_for_hf
 from safetensors.torch import load_file, save_file
 
-from support.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
-from support.mobileclip import features, random_images, settle, texts
+from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
+from support.methods.mobileclip import features, random_images, settle, texts
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.core.frozen import Frozen

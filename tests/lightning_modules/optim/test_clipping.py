@@ -6,8 +6,8 @@ from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.nn import functional as F
 
-from support.methods import METHODS, OTHERS
-from support.tiny_modules import loader, trainer
+from support.methods.methods import METHODS, OTHERS
+from support.methods.tiny_modules import loader, trainer
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.optim.adamw import adamw
 from vlightning.lightning_modules.optim.schedules import WarmupCosine

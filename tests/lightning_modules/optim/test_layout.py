@@ -10,11 +10,11 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.clip import DIMS, LENGTH, SCALES, reinforced_batch
-from support.command_line import convert
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.random_batches import Rows
-from support.tiny_modules import trainer
+from support.methods.clip import DIMS, LENGTH, SCALES, reinforced_batch
+from support.methods.random_batches import Rows
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import convert
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.lightning_modules import MobileCLIPModule
 

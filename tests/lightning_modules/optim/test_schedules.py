@@ -7,9 +7,9 @@ import torch
 from lightning import Callback
 from torch import nn
 
-from support.command_line import run
-from support.methods import METHODS
-from support.tiny_modules import loader, trainer
+from support.methods.methods import METHODS
+from support.methods.tiny_modules import loader, trainer
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.optim.adamw import adamw

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.groups import merged
-from support.shre import WORDS, random_batch, ready, tiny_shre, write_self_supervised, write_teacher
+from support.methods.groups import merged
+from support.methods.shre import WORDS, random_batch, ready, tiny_shre, write_self_supervised, write_teacher
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 

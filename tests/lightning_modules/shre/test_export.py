@@ -5,8 +5,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from transformers import AutoTokenizer
 
-from support.command_line import export as main
-from support.methods import METHODS
+from support.methods.methods import METHODS
+from support.runs.command_line import export as main
 from vlightning.lightning_modules import SHReModule
 
 SHRE = METHODS["shre"]

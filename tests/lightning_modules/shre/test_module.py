@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning import Trainer
 from torch import nn
 
-from support.shre import CLASSES, WORDS, random_batch, ready, tiny_shre, write_teacher
+from support.methods.shre import CLASSES, WORDS, random_batch, ready, tiny_shre, write_teacher
 from vlightning.callbacks import (
     ClassPredictionWriter,
     OwnClassification,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import BertConfig, BertModel
 
-from support.shre import CLASSES, SIZES, random_batch, tiny_shre
+from support.methods.shre import CLASSES, SIZES, random_batch, tiny_shre
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.shre.network import SHReNetwork, image_encoder
 from vlightning.lightning_modules.shre.settings import TextSettings, ViTSettings

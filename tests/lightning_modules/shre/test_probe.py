@@ -15,12 +15,22 @@ import yaml
 from lightning import seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from support.command_line import run
-from support.distributed import run_ddp_fit, run_sharded_fit, whole_state
-from support.groups import merged
-from support.images import draw_image, encoded
-from support.probe import CLASSES, ENCODER, PLAIN, SIZE, WIDTH, random_batch, shape_classes, shre_checkpoint, tiny_probe
-from support.tiny_modules import trainer
+from support.data.images import draw_image, encoded
+from support.methods.groups import merged
+from support.methods.probe import (
+    CLASSES,
+    ENCODER,
+    PLAIN,
+    SIZE,
+    WIDTH,
+    random_batch,
+    shape_classes,
+    shre_checkpoint,
+    tiny_probe,
+)
+from support.methods.tiny_modules import trainer
+from support.runs.command_line import run
+from support.runs.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from vlightning.callbacks import ClassPredictionWriter, StepSeedCallback
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ImageProbeModule

@@ -10,8 +10,16 @@ import torch.nn.functional as F
 from lightning import Trainer
 from timm.models.beit import Block
 
-from support.groups import merged
-from support.shre import EMBEDDING, SELF_SUPERVISED, WORDS, random_batch, ready, tiny_shre, write_self_supervised
+from support.methods.groups import merged
+from support.methods.shre import (
+    EMBEDDING,
+    SELF_SUPERVISED,
+    WORDS,
+    random_batch,
+    ready,
+    tiny_shre,
+    write_self_supervised,
+)
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import SHReModule

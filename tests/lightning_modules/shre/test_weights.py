@@ -4,7 +4,7 @@ import timm
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from support.shre import random_batch, tiny_shre
+from support.methods.shre import random_batch, tiny_shre
 from vlightning.lightning_modules.shre.network import image_encoder
 from vlightning.lightning_modules.shre.settings import ViTSettings
 

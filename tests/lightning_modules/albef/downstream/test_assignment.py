@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from support.tasks import random_task_batch, tiny_task
+from support.methods.tasks import random_task_batch, tiny_task
 from vlightning.lightning_modules.albef.downstream import assignment
 from vlightning.lightning_modules.albef.downstream.assignment import Assignment, draw_assignment
 

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from support.albef import IMAGE_SIZE, SIZES
-from support.command_line import run
+from support.methods.albef import IMAGE_SIZE, SIZES
+from support.runs.command_line import run
 from vlightning.lightning_modules import VQAModule
 
 MODEL = {"vision": SIZES["vision"], "text": SIZES["text"] | {"vocab_size": 200, "max_positions": 48}}

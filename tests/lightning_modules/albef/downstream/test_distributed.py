@@ -4,9 +4,9 @@ import pytest
 import torch
 from lightning import Callback
 
-from support.distributed import rank_trainer, run_distributed, whole_state
-from support.tasks import KINDS, task_and_data
-from support.tiny_modules import trainer as alone
+from support.methods.tasks import KINDS, task_and_data
+from support.methods.tiny_modules import trainer as alone
+from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.callbacks import world_size
 
 STEPS = 4

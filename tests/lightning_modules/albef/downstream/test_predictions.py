@@ -5,8 +5,8 @@ import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 
-from support.tasks import task_and_data
-from support.tiny_modules import trainer
+from support.methods.tasks import task_and_data
+from support.methods.tiny_modules import trainer
 from vlightning.callbacks import PredictionFigures
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from support.distributed import rank_trainer, run_distributed
-from support.methods import OTHERS
+from support.methods.methods import OTHERS
+from support.runs.distributed import rank_trainer, run_distributed
 
 
 class Losses(Callback):

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from support.albef import tiny_albef
-from support.command_line import run
-from support.tasks import KINDS, tiny_task
+from support.methods.albef import tiny_albef
+from support.methods.tasks import KINDS, tiny_task
+from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module
 from vlightning.lightning_modules.albef.downstream.official import save_official

@@ -1,0 +1,197 @@
+"""Every method and other trainable module in minimal size, with data for it.
+
+method = METHODS["shre"]
+module, data = method.build(method.prepare(tmp_path), seed=0, batch_size=4, num_workers=0)
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
+from support.methods.captioning import caption_data, caption_module, write_data
+from support.methods.classifier import shape_classes, tiny_classifier
+from support.methods.clip import LENGTH, SIZE, WORDS, add_clip
+from support.methods.cocord import HEADS, teacher_file
+from support.methods.groups import merged
+from support.methods.mmlg import tiny_extraction
+from support.methods.mmlg import write_teacher as write_clip
+from support.methods.published import LENGTH as TOKENS
+from support.methods.published import SIZE as SIDE
+from support.methods.published import tiny_clip, write_published
+from support.methods.shre import CLASSES, tiny_shre
+from support.methods.tasks import task_and_data
+from vlightning.datamodules import (
+    ReinforcedShapesDataModule,
+    ShapeClassesDataModule,
+    ShapesDataModule,
+    ShapesVQADataModule,
+)
+from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule, VQAModule
+
+ROWS = {"length": 32, "eval_length": 10}
+"""Of one epoch, and of the validation."""
+
+
+def albef(outside, seed, changes=None, **data):
+    words = {"vocab_size": 200, "max_tokens": MAX_TOKENS, "image_size": IMAGE_SIZE}
+    return tiny_albef(seed, changes, text={"vocab_size": 200}), ShapesDataModule(**ROWS | words | data)
+
+
+def albef_fine_tuning(outside, seed, **data):
+    """For retrieval: without masked words, in slices, re-ranking in validation."""
+    return albef(
+        outside, seed, {"mlm": False, "memory": {"micro_batch_size": 3}, "rerank": {"when": "always", "k": 10}}, **data
+    )
+
+
+def entailment(outside, seed, **data):
+    return task_and_data("entailment", seed, **data)
+
+
+def nlvr(outside, seed, **data):
+    return task_and_data("nlvr", seed, **data)
+
+
+def assignment(outside, seed, **data):
+    return task_and_data("assignment", seed, **data)
+
+
+def albef_vqa(outside, seed, changes=None, **data):
+    """Answers to questions, in slices."""
+    groups = {"vision": SIZES["vision"], "text": SIZES["text"] | {"vocab_size": 200, "max_positions": 48}}
+    settings = {"memory": {"micro_batch_size": 3}, "momentum": {"momentum": 0.9}, "optim": {"warmup_steps": 3}}
+    torch.manual_seed(seed)
+    module = VQAModule(**merged(groups, settings, changes or {}))
+    words = {"vocab_size": 200, "max_tokens": MAX_TOKENS, "image_size": IMAGE_SIZE}
+    return module, ShapesVQADataModule(**ROWS | words | data)
+
+
+def cocord(teacher, seed, **data):
+    shapes = ShapeClassesDataModule(**ROWS | {"image_size": 16} | data)
+    torch.manual_seed(seed)
+    taught = {"teacher": {"name": "resnet20", "weights": teacher}, "kd": {"weight": 1.0}}
+    module = CoCoRDModule("resnet14", shapes.num_classes, **taught, contrast={"queue_size": 24}, **HEADS)
+    return module, shapes
+
+
+def mmlg(teacher, seed, **data):
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": LENGTH, "image_size": SIZE}
+    return tiny_extraction(teacher, seed, warmup_steps=3, micro_batch_size=4), ShapesDataModule(**ROWS | words | data)
+
+
+def mobileclip(shards, seed, model=None, image_size=32, **data):
+    """MobileCLIP-tiny's image tower; the text tower is narrower, or a checkpoint would have 100 MB."""
+    torch.manual_seed(seed)
+    module = MobileCLIPModule(
+        model or add_clip("narrow-text-of-the-tests", {"timm_model_name": "fastvit_mci_tiny", "timm_pool": "avg"}),
+        max_tokens=16,
+        vision={"image_size": image_size},
+        teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
+        momentum={"momentum": 0.9},
+        optim={"warmup_steps": 3},
+        memory={"micro_batch_size": 4},
+    )
+    return module, ReinforcedShapesDataModule(shards, **ROWS | {"augmentations": 2, "image_size": image_size} | data)
+
+
+def shre(teacher, seed, **data):
+    taught = {"teacher": {"name": "resnet8", "weights": teacher}, "kl": {"weight": 1.0}}
+    words = {"vocab_size": 320, "dropout": 0.1}
+    module = tiny_shre(None, seed, text=words, memory={"micro_batch_size": 3}, **taught)
+    return module, ShapesDataModule(**ROWS | {"image_size": 16, "max_tokens": 8} | data)
+
+
+def clip(weights, seed, tuning=None, **data):
+    """A fine-tuning of a published model."""
+    tuning = tuning or {"layer_decay": 0.7}
+    module = tiny_clip(seed, weights=weights, tuning=tuning, memory={"micro_batch_size": 3})
+    vars(module).pop("log"), vars(module).pop("log_dict")
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": SIDE}
+    return module, ShapesDataModule(**ROWS | words | data)
+
+
+def adapters(weights, seed, **data):
+    """A fine-tuning of a published model by low-rank adapters."""
+    return clip(weights, seed, tuning={"lora": {"rank": 2}}, **data)
+
+
+def classifier(outside, seed, **data):
+    """A vision classifier on a descendant's tower."""
+    return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
+
+
+def captioning(folder, seed, **data):
+    """Words after an image's embedding; validation writes captions."""
+    arguments = json.loads((Path(folder) / "captions.json").read_text())
+    rows = caption_data(arguments, train=[arguments["train"]] * 2, **{"seed": None} | data)
+    return caption_module(arguments, seed, warmup_steps=3), rows
+
+
+def _captions(folder):
+    arguments = write_data(folder / "captions", steps=20)
+    (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
+    return str(folder / "captions")
+
+
+class Method(NamedTuple):
+    """Functions that build a method and its data."""
+
+    prepare: Callable[[Path], str | None]
+    """Writes a teacher or chooses a place for data in a folder; returns the argument of `build`."""
+    build: Callable[..., tuple[Any, Any]]
+    """(what `prepare` returned, the module's seed, arguments of the datamodule) -> module and datamodule."""
+    state: tuple[str, ...]
+    """Prefixes of names in the state, for each part that changes during training."""
+    outside: tuple[str, ...] = ()
+    """Prefixes of names that are not in checkpoints."""
+
+
+METHODS = {
+    "albef": Method(lambda folder: None, albef, ("teacher.", "image_queue.features")),
+    "cocord": Method(
+        lambda folder: teacher_file(folder, "resnet20", classes=40),
+        cocord,
+        ("slow_student.", "slow_head.", "teacher_head.", "dictionary.features", "dictionary.pointer"),
+        ("teacher.",),
+    ),
+    "mmlg": Method(
+        lambda folder: write_clip(folder / "teacher.safetensors"),
+        mmlg,
+        (
+            "student.coefficients.text_multimodal",
+            "student.blocks.multimodal.2.fc1.weight",
+            "student.logit_scale",
+        ),
+        ("teacher.",),
+    ),
+    "mobileclip": Method(
+        lambda folder: str(folder / "shards"),
+        mobileclip,
+        ("student.logit_scale", "average.visual."),
+    ),
+    "shre": Method(
+        lambda folder: teacher_file(folder, "resnet8", CLASSES),
+        shre,
+        ("scales.h1", "student.shared_encoder.fc1.weight", "student.image_encoder.cls_token"),
+        ("teacher.",),
+    ),
+}
+OTHERS = {
+    "albef_fine_tuning": Method(lambda folder: None, albef_fine_tuning, ("teacher.", "image_queue.features")),
+    "entailment": Method(lambda folder: None, entailment, ("teacher.cls_head", "student.visual_encoder")),
+    "nlvr": Method(lambda folder: None, nlvr, ("teacher.cls_head", "student.text_encoder")),
+    "assignment": Method(lambda folder: None, assignment, ("student.ta_head", "student.text_encoder")),
+    "albef_vqa": Method(lambda folder: None, albef_vqa, ("teacher.", "student.text_decoder.cls.predictions.bias")),
+    "clip": Method(
+        lambda folder: write_published(folder / "published"), clip, ("student.logit_scale", "student.text.")
+    ),
+    "adapters": Method(
+        lambda folder: write_published(folder / "published"), adapters, ("student.visual.", "student.text.")
+    ),
+    "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
+    "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
+}
