@@ -34,7 +34,7 @@ from torchvision.transforms import InterpolationMode, v2
 
 from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule, ReinforcedImageTextDataModule
-from vlightning.datamodules.reinforced.base.writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.reinforced.writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.transforms.replay import AugmentationDraw
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.optim.layout import channels_last

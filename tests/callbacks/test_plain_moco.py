@@ -4,7 +4,7 @@ import inspect
 import torch
 from lightning.pytorch import Callback
 
-from support.methods.methods import plain_moco
+from support.methods import plain_moco
 from support.methods.plain_moco import PlainMoCo
 from support.methods.tiny_modules import loader, slow_average, trainer
 from vlightning.callbacks import EMACallback, QueueCallback

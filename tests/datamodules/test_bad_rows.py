@@ -21,17 +21,17 @@ from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.base.decode import decode_image, read_regular
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.base.embedded import (
+from vlightning.datamodules.pairs.embedded import (
     CaptionReader,
     CaptionRows,
     EmbeddedEvaluationSet,
     EmbeddedImages,
 )
-from vlightning.datamodules.pairs.base.embeddings import Embeddings
+from vlightning.datamodules.pairs.embeddings import Embeddings
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.shards import SeparateImages, Shards
-from vlightning.datamodules.reinforced.base.sample_embeddings import SampleEmbeddings
-from vlightning.datamodules.reinforced.base.writer import ShardFile
+from vlightning.datamodules.reinforced.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.writer import ShardFile
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions

@@ -15,14 +15,14 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
 from support.data.images import draw_image, encoded
-from support.methods.methods import reinforced as made
+from support.methods import reinforced as made
 from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.base.faults import BadDataError, BadSample
-from vlightning.datamodules.reinforced.base.draws import ReinforcedDraws
-from vlightning.datamodules.reinforced.base.sample_embeddings import SampleEmbeddings
-from vlightning.datamodules.reinforced.base.writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.reinforced.draws import ReinforcedDraws
+from vlightning.datamodules.reinforced.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation
 

@@ -4,8 +4,8 @@ import ast
 
 import pytest
 import torch
-from test_architecture import TREES
 
+from support.project.sources import TREES
 from vlightning.metrics.finite import NOTHING, best, highest, non_finite_last, some_of
 
 BROKEN = [torch.nan, torch.inf, -torch.inf]

@@ -5,7 +5,8 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from support.project.sources import ROOT, TREES
+
 PACKAGE = "vlightning"
 FOREIGN = ("lightning", "torch", "torchmetrics", "jsonargparse", "timm", "open_clip", "transformers", "torchvision")
 
@@ -58,15 +59,6 @@ ARROWS = {
 """The folders that each folder of the root imports."""
 
 DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public despite their names
-
-
-def files():
-    """Every Python file of the package, without tests and benchmarks."""
-    folders = [folder for folder in FLOORS if "/" not in folder and not folder.endswith(".py")]
-    return [*sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py")), ROOT / "cli.py"]
-
-
-TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in files()}
 
 
 def module_name(file):

@@ -12,7 +12,7 @@ import torch
 from lightning import Callback, Trainer
 
 from support.data.images import draw_image, encoded
-from support.methods.methods import reinforcement
+from support.methods import reinforcement
 from support.methods.reinforcement import ROWS, Embeds, predict, write_pairs
 from support.runs.distributed import rank_trainer, run_distributed
 from support.runs.forked import run_script
@@ -20,7 +20,7 @@ from vlightning.callbacks import ReinforcementWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.reading.shards import Shards, find_shards
-from vlightning.datamodules.reinforced.base.writer import ShardFile
+from vlightning.datamodules.reinforced.writer import ShardFile
 
 NAMES = ["00000000.index.json", "00000000.tar", "00000001.index.json", "00000001.tar"]
 NAMES += ["00000002.index.json", "00000002.tar", "manifest.json"]

@@ -16,7 +16,7 @@ from vlightning.commands.plan.layout import Layout
 from vlightning.commands.plan.module import METHODS, batch_of, start
 from vlightning.commands.plan.remedies import remedies
 from vlightning.common.gpus import GPUS
-from vlightning.datamodules.reinforced.base.reinforcement import stored_bytes
+from vlightning.datamodules.reinforced.reinforcement import stored_bytes
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.grounding.datamodule.rows import read_columns
-from vlightning.datamodules.questions.base.rows import read_questions
+from vlightning.datamodules.grounding.rows import read_columns
+from vlightning.datamodules.questions.rows import read_questions
 from vlightning.datamodules.reading.lists import read_items
 from vlightning.datamodules.reading.parquet import column_names
-from vlightning.datamodules.tasks.datamodule.annotations import Annotations
+from vlightning.datamodules.tasks.annotations import Annotations
 
 PIECES = ["a", "ü", ".", ",", ";", "\t", '"', '""', "\n", "\r", "\r\n", " "]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

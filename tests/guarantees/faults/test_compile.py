@@ -14,8 +14,8 @@ from lightning.pytorch import Callback
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
+from support.methods import random_batches
 from support.methods.albef import RandomPairs, tiny_albef
-from support.methods.methods import random_batches
 from support.methods.tiny_modules import SaveSecond, trainer
 from support.runs.command_line import run, tiny_config
 from support.runs.distributed import rank_trainer, run_distributed, whole_state

@@ -10,7 +10,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy
 
 from support.devices.devices import whole_float32  # noqa: F401, a fixture
-from support.methods.methods import random_batches
+from support.methods import random_batches
 from support.methods.tiny_modules import SaveSecond, trainer
 from support.runs.distributed import whole_state
 from vlightning.callbacks import CompileCallback, ShardedStrategy, SkipNonFiniteSteps

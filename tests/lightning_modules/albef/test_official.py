@@ -12,9 +12,9 @@ from lightning import Trainer
 from safetensors import safe_open
 from torch.utils.data import DataLoader
 
+from support.methods import golden_tasks
 from support.methods.albef import pairs_loader, random_batch, tiny_albef
 from support.methods.groups import merged
-from support.methods.methods import golden_tasks
 from vlightning.callbacks.queue import NO_ID
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import ALBEFModule

@@ -18,7 +18,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule
 from vlightning.datamodules.base.mixing import Mix
 from vlightning.datamodules.base.sampling import epoch_order
-from vlightning.datamodules.labels.base.rows import LabelTable
+from vlightning.datamodules.labels.rows import LabelTable
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier

@@ -21,7 +21,7 @@ from support.methods.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import Account, Fault
-from vlightning.datamodules.reinforced.base.reinforcement_rows import (
+from vlightning.datamodules.reinforced.reinforcement_rows import (
     NetworkInputs,
     Original,
     View,

@@ -4,7 +4,7 @@ import itertools
 from typing import NamedTuple
 from unittest import mock
 
-from vlightning.datamodules.pairs.base import stream_sets
+from vlightning.datamodules.pairs import stream_sets
 
 
 class Worker(NamedTuple):

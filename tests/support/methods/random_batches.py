@@ -23,7 +23,7 @@ class Rows(Dataset):
 
 def _helpers(name):
     """The helpers of a method; only MobileCLIP's and MM-LG's import open_clip."""
-    return import_module(f"support.{'clip' if name == 'mobileclip' else name}")
+    return import_module(f"support.methods.{'clip' if name == 'mobileclip' else name}")
 
 
 def _built(name, folder, changes):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlightning.cli import main
 
-from support.methods.methods import tiny  # noqa: F401  (its classes can now be named in YAML)
+from support.methods import tiny  # noqa: F401  (its classes can now be named in YAML)
 
 CONFIG = """\
 model: {class_path: TinyModel, init_args: {dim: 5}}

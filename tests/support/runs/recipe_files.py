@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from timm.models import VisionTransformer
 from transformers import BertConfig, BertForMaskedLM
 
-from support.methods.methods import reinforced
+from support.methods import reinforced
 from support.methods.captioning import write_language_model
 from support.methods.clip import SIZE
 from support.data.images import draw_image, encoded, write_food101, write_pets

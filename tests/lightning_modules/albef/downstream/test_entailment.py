@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.methods.methods import golden_tasks
+from support.methods import golden_tasks
 from vlightning.lightning_modules import EntailmentModule
 from vlightning.lightning_modules.albef.downstream.official import to_official
 from vlightning.lightning_modules.albef.downstream.weights import TaskWeights

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from support.methods import golden_tasks
 from support.methods.albef import tiny_albef
-from support.methods.methods import golden_tasks
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule
 from vlightning.lightning_modules import VQAModule

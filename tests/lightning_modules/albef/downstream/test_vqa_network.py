@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from support.methods.methods import golden_tasks
+from support.methods import golden_tasks
 from vlightning.lightning_modules.albef import network as albef_network
 from vlightning.lightning_modules.albef.downstream.answer_maps import answer_maps
 from vlightning.lightning_modules.albef.downstream.answers import (
