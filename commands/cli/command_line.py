@@ -14,7 +14,7 @@ from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ...common.yaml_file import read_yaml
 from .configs import check_needed, find_config
-from .pages import COMMANDS
+from .start import COMMANDS
 from .typed_values import Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")

@@ -1,16 +1,22 @@
-"""The commands beside those of LightningCLI, such as `vlightning export` and `vlightning evaluate`."""
+"""The commands beside those of LightningCLI, such as `vlightning export`, and the start of each that needs torch."""
 
 import argparse
+import sys
 from pathlib import Path
 
+from ... import callbacks, lightning_modules
 from ...callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ...common.errors import UserError
 from ...common.files import check_free
+from ...common.messages import silence_noise
+from ...common.shown import shown
 from ..data.command import run_data
 from ..demo.command import run_demo
 from ..evaluate.command import run_evaluate
 from ..export.command import run_export, run_push
 from ..plan.command import run_plan
+from .errors import readable_errors
+from .lightning_cli import open_cli
 from .run_checkpoints import resolved
 
 
@@ -62,3 +68,24 @@ COMMANDS = {
     "evaluate": run_evaluate,
     "demo": run_demo,
 }
+
+
+def run(args: list[str] | None, words: list[str]) -> None:
+    """Run a command, or a subcommand of LightningCLI.
+
+    Args:
+        args: the arguments of the program; None for those in `sys.argv`.
+        words: the same arguments as a list.
+
+    Raises:
+        SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
+    """
+    silence_noise()
+    with readable_errors(debug="--debug" in words):
+        callbacks.load_all()  # so that YAML can name callbacks and modules without a module path
+        lightning_modules.load_all()
+        if words and (command := COMMANDS.get(words[0])):
+            message = command([word for word in words[1:] if word != "--debug"])
+            sys.stdout.write("".join(f"{shown(line)}\n" for line in message.split("\n")))
+            return
+        open_cli(args)

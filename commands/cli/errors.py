@@ -2,10 +2,11 @@
 
 The user can fix a `UserError` and Lightning's `MisconfigurationException` wherever they are raised, and a `ValueError`,
 `FileNotFoundError` or `FileExistsError` that is raised by Lightning or by `metrics/`, which imports nothing of this
-package. `commands/cli/library_errors.py` has sentences for some errors of torch. All other exceptions are defects.
+package. `commands/cli/errors.py` has sentences for some errors of torch. All other exceptions are defects.
 """
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -14,13 +15,13 @@ import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ...callbacks.distributed.collectives import is_first_to
 from ...common.errors import UserError
 from ...common.shown import shown
 from .configs import PACKAGE_ROOT
-from .library_errors import disk_full, mismatch, missing_package, out_of_memory
 
 
 class UsageError(UserError):
@@ -86,3 +87,92 @@ def sentence(error: Exception) -> str | None:
     by_metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
     kinds = (ValueError, FileNotFoundError, FileExistsError) if by_lightning or by_metrics else ()
     return " ".join(text.split()) if isinstance(error, (UserError, MisconfigurationException, *kinds)) else None
+
+
+_NO_MEMORY = r"DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA out of memory"
+
+
+def out_of_memory(error: Exception, files: list[Path]) -> str | None:
+    """Return what ran out of memory and what to make smaller; None for other errors.
+
+    Args:
+        error: The exception.
+        files: The files of its traceback; jsonargparse builds only models and data.
+    """
+    text = " ".join(str(error).split())
+    if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or re.search(_NO_MEMORY, text)):
+        return None
+    asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMGT]iB)", text)
+    amount = ""
+    if asked is not None:
+        gib = float(asked[1]) * {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10}[asked[2]]
+        amount = f", for {gib:,.3g} GiB more" if gib < 1000 else f", for {gib:,.0f} GiB more"
+    if any("jsonargparse" in file.parts for file in files):
+        part = "data" if any("datamodules" in file.parts for file in files) else "model"
+        return (
+            f"There is not enough memory to build the {part}{amount}: lower its sizes (--{part}.help NAME lists the "
+            "arguments), or use a machine with more memory."
+        )
+    return (
+        f"Memory ran out{amount}: lower data.batch_size, or model.memory.micro_batch_size where the module has it, or "
+        "use a machine with more memory."
+    )
+
+
+def disk_full(error: BaseException | None) -> str | None:
+    """Return what was wrong with a disk that could not be written; None for other errors.
+
+    The libraries that write loggers' files and copies of data raise the error of the system, or another one because of
+    it.
+
+    Args:
+        error: The exception; None for none.
+    """
+    cause = error
+    while cause is not None and getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    if cause is None:
+        return None
+    return (
+        f"Expected room for the files of the run, got an error of the disk ({cause}): make room, or choose another "
+        "folder with --trainer.logger.save_dir, and with --data.cache_dir for copies of data."
+    )
+
+
+def missing_package(error: ModuleNotFoundError) -> str:
+    """Return which class needs a package that is not installed, by Lightning's error, and the remedy."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None:
+        tb = tb.tb_next
+    owner = tb.tb_frame.f_locals.get("self") if tb is not None else None
+    name = type(owner).__name__ if owner is not None else "What was configured"
+    text = " ".join(str(error).split())
+    found = re.search(r"'([\w.-]+)([^']*)'", text) or re.search(r"pip install (?:-U )?([\w.-]+)()", text)
+    if found is None:
+        return f"{name} needs a package that is not installed: {text}"
+    return (
+        f"{name} needs the package {found[1]!r}, which is not installed: run pip install '{found[1]}{found[2]}', or "
+        f"leave {name} out."
+    )
+
+
+def mismatch(error: Exception) -> str | None:
+    """Return torch's page about a checkpoint that does not fit the module as one sentence; None for other errors."""
+    message = str(error)
+    if "Error(s) in loading state_dict for" not in message:
+        return None
+    found = []
+    for what in ("Missing", "Unexpected"):
+        lines = re.findall(rf"{what} key\(s\)[^:]*: ([^\n]*)", message)
+        if keys := [key for line in lines for key in re.findall(r'"([^"]+)"', line)]:
+            found.append(f"{len(keys)} weights are {what.lower()} ({keys[0]}{', ...' if len(keys) > 1 else ''})")
+    size = r"size mismatch for ([^:]+): copying a param with shape (.*?) from checkpoint, the shape in"
+    shapes = re.findall(r"current model is (.*?)\.(?:\n|$)", message)
+    if sizes := re.findall(size, message):
+        now = f", in the module {shapes[0]}" if shapes else ""
+        found.append(f"{len(sizes)} differ in size ({sizes[0][0]}: in the checkpoint {sizes[0][1]}{now})")
+    module = re.search(r"loading state_dict for (\w+)", message)
+    return (
+        f"The checkpoint does not fit {module[1] if module else 'the module'}: {'; '.join(found)}; give the "
+        "model.init_args that it was trained with, or none, which takes them from the checkpoint."
+    )

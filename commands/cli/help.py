@@ -24,7 +24,7 @@ from ...common.private_api import (
     sort_groups,
 )
 from ...common.verbatim import VerbatimText
-from .last import LastCheckpoint
+from .checkpoints import LastCheckpoint
 
 # Titles of the groups of options by section, in the order of the help.
 TITLES = {

@@ -19,17 +19,15 @@ from ...common.messages import say
 from ...common.shown import VARIABLE
 from ...common.urls import keep, masked
 from . import defaults, mistakes, run_folder
-from .best import BestCheckpoint
+from .checkpoints import BestCheckpoint, LastCheckpoint
 from .command_line import as_config, read_command_line
 from .errors import usage_errors
 from .help import HelpfulParser
-from .last import LastCheckpoint
 from .links import apply_links
 from .lost_processes import lost_processes_reported
-from .optimizer_options import TypedOptimizerOptions
-from .results import report_results
-from .resume import merge, report_overrides
+from .resume import TypedOptimizerOptions, merge, report_overrides
 from .run_config import SaveRunConfig
+from .run_report import report_results
 from .saved_run import read_saved_run
 
 

@@ -5,17 +5,19 @@ union. After a failed parse, the given values are therefore checked again, one b
 until the first invalid value is found. The check does not run if the parse succeeds, so it cannot refuse valid values.
 """
 
+import inspect
 import re
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from ...common import class_arguments
-from ...common.class_arguments import class_bases, find_class
+from ...common.class_arguments import CLASS_KEYS, class_bases, find_class, parameters
 from ...common.errors import UserError
-from ...common.private_api import option_type, parser_actions
-from .given_values import GivenValues
-from .typed_values import Typed, at
+from ...common.names import did_you_mean
+from ...common.private_api import constructor_parameters, option_type, parser_actions
+from .typed_values import Source, Typed, at
 
 
 def explain(error: Exception, typed: Typed, parser: ArgumentParser) -> str:
@@ -81,3 +83,118 @@ def _options(parser: ArgumentParser) -> dict[str, Any]:
             options = found.get(section)
             found[section] = {**(options if isinstance(options, dict) else {}), name: option_type(action)}
     return found
+
+
+_CLASSES = ("model", "data")
+
+
+class GivenValues:
+    """Check values against the types of options and of the classes that earlier values name.
+
+    All methods raise a UserError for the first invalid value.
+
+    Args:
+        options: Types by name; a section is a dict of the types of its options.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.source = Source("", {})
+        self.classes: dict[str, type] = {}
+        self.options = options
+
+    def check_all(self, typed: Typed) -> None:
+        """Check the values of all sources in order, and that required classes and arguments were given."""
+        for source in [source for source in typed.sources if not source.origin.endswith(".help")]:
+            self.source = source
+            self.check("", self.options, source.tree)
+        for key in _CLASSES:
+            if key not in self.classes:
+                known = ", ".join(sorted(class_arguments.subclass_names(class_bases(self.options[key]))))
+                beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
+                hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
+                raise UserError(
+                    f"Expected a class for {key}, got none: name one with --config{hint} or --{key}; known classes are "
+                    f"{known}."
+                )
+            for parameter in constructor_parameters(self.classes[key]):
+                name = f"{key}.init_args.{parameter.name}"
+                if parameter.default is inspect.Parameter.empty and not typed.is_given(name):
+                    raise UserError(f"Expected the argument {name} of {self.classes[key].__name__}, got none: add it.")
+
+    def check(self, key: str, hint: Any, value: Any, owner: str = "") -> None:
+        """Check a value.
+
+        Args:
+            key: Dotted key of the value.
+            hint: Type of the value.
+            value: A section, a class with arguments, a group of settings, a list of these, or a plain value.
+            owner: Name of the class or group whose argument the value is; empty for options of the Trainer.
+        """
+        if isinstance(value, list) and any(isinstance(item, dict) and "class_path" in item for item in value):
+            for item in value:
+                self.check(key, hint, item, owner)
+            return
+        place = self.source.place
+        form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
+        if form == "plain":
+            if hint is not None and (found := class_arguments.expected(hint, value)):
+                what, remedy = found
+                of = f" of {owner}" if owner else ""
+                raise UserError(f"Expected {what} for {key}{of}{place}, got {value!r}: {remedy}")
+            return
+        if form == "class":
+            cls, value = self.instance(key, class_bases(hint), value)
+            key, valid, owner = f"{key}.init_args", parameters(cls) or dict.fromkeys(value), cls.__name__
+        elif form == "group":
+            group = class_arguments.settings_group(hint) or object
+            valid, owner = parameters(group), group.__name__
+        else:
+            valid = hint
+        if not isinstance(value, dict):
+            raise UserError(f"Expected `argument: value` lines for {key!r}{place}, got {value!r}: correct it.")
+        for name, inner in value.items():
+            if name not in valid:
+                raise self.unknown(str(name), f"{key}." if key else "", list(valid), owner)
+            self.check(f"{key}.{name}" if key else name, valid[name], inner, owner)
+
+    def instance(self, key: str, bases: tuple[type, ...], value: Any) -> tuple[type, dict[str, Any]]:
+        """Return a class and its arguments.
+
+        Args:
+            key: Dotted key of the value.
+            bases: Base classes that the type of the value allows.
+            value: The name of the class, or `{class_path: ..., init_args: {...}}`.
+        """
+        value, place = value if isinstance(value, dict) else {"class_path": value}, self.source.place
+        if "class_path" in value:
+            found = find_class(str(value["class_path"]), bases)
+            if isinstance(found, str):
+                raise UserError(f"Expected a class for {key!r}{place}, got {value['class_path']!r}: {found}")
+            self.classes[key] = found
+        beside = {name: value[name] for name in value if name not in CLASS_KEYS}
+        arguments = {**(value.get("init_args") or {}), **beside}
+        if key not in self.classes:
+            if not arguments:
+                return object, {}
+            first = next(iter(arguments))
+            raise UserError(f"Expected {key}.class_path with {key}.init_args.{first}{place}, got none: add it.")
+        cls = self.classes[key]
+        if beside and self.source.kind != "option":  # options may omit the level `init_args`
+            name = next(iter(beside))
+            if name not in parameters(cls):
+                raise self.unknown(name, f"{key}.", [*CLASS_KEYS, *parameters(cls)])
+            of = f"{name!r} of {cls.__name__}{place}"
+            raise UserError(f"Expected the argument {of} under {key}.init_args, got it under {key}: move it.")
+        return cls, {name: arguments[name] for name in arguments if name not in (value.get("dict_kwargs") or {})}
+
+    def unknown(self, name: str, prefix: str, valid: list[str], owner: str = "") -> UserError:
+        """Return the error for an unknown option or key."""
+        of, origin = f" of {owner}" if owner else "", self.source.origin
+        for shown in (prefix, prefix.replace("init_args.", "")):
+            if origin.startswith(f"--{shown}{name}"):
+                return UserError(
+                    f"Expected a known option{of}, got {origin!r}: {did_you_mean(name, valid, f'--{shown}')}"
+                )
+        return UserError(
+            f"Expected a known key{of} in {origin}, got {f'{prefix}{name}'!r}: {did_you_mean(name, valid)}"
+        )

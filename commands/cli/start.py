@@ -4,9 +4,122 @@ import sys
 from importlib.metadata import version
 
 from ...common.errors import UserError
-from .completion import run_completion
-from .listing import run_configs, run_methods
-from .pages import help_page, welcome
+from .listing import configs, methods, run_configs, run_methods
+
+COMMANDS = {
+    "fit": "train, with validation",
+    "validate": "evaluate a checkpoint on the validation split",
+    "test": "evaluate a checkpoint on the test split",
+    "predict": "write predictions or embeddings",
+    "evaluate": "evaluate a checkpoint, an export or a published model on published sets or own images",
+    "demo": "open a local page that searches a folder of images",
+    "export": "write the model of a checkpoint for use in other code",
+    "push": "publish an export on the Hugging Face hub",
+    "convert": "convert a sharded checkpoint to one file, or back",
+    "plan": "compute memory, traffic, largest batch and hours of a recipe before a run",
+    "data": "count and draw what is in a data set before a run",
+    "methods": "list the methods",
+    "configs": "list the configs, of all methods or of one",
+    "completion": "print a script that completes commands and configs in bash and zsh",
+}
+
+START = """\
+Vision-language pre-training and distillation in PyTorch Lightning.
+
+Train on drawn shapes, without a download, in minutes on two CPU cores:
+  vlightning fit --config configs/albef/quickstart.yaml
+Look at the curves while it trains (in another terminal):
+  tensorboard --logdir runs
+Stop it with Ctrl-C; go on where it stopped:
+  vlightning fit --config configs/albef/quickstart.yaml --ckpt_path last
+
+Then:
+  vlightning methods           which method for which data
+  vlightning configs {method}     the configs of a method, each with its command
+  vlightning --help            all commands
+"""
+
+
+def welcome() -> str:
+    """Return what `vlightning` alone prints: what to type first."""
+    return START.format(method=next(iter(methods())).name)
+
+
+def help_page() -> str:
+    """Return what `vlightning --help` prints: every command in a line."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"  {name:<{width}}{what}" for name, what in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: vlightning COMMAND [--config FILE.yaml ...] [--OPTION VALUE ...]",
+            "",
+            "Train and evaluate vision-language models, as in",
+            "  vlightning fit --config configs/albef/quickstart.yaml",
+            "",
+            "commands (each has a --help):",
+            *lines,
+            "",
+            "options:",
+            f"  {'--help':<{width}}show this page",
+            f"  {'--version':<{width}}print the version",
+            f"  {'--debug':<{width}}keep the traceback of an error",
+            "",
+        ]
+    )
+
+
+OPTIONS = {
+    "fit validate test predict": "--config --ckpt_path --print_config --help --model.help --data.help --compile",
+    "plan": "--config --devices --gpu --batch --mfu --precision --steps --help",
+    "data": "--config --limit --out --help",
+    "demo": "--model --weights --images --captions --classes --port --cache --batch_size --num_workers --device --help",
+}
+
+SCRIPT = """\
+# Completion of vlightning in bash and zsh: eval "$(vlightning completion)"
+if [ -n "$ZSH_VERSION" ]; then
+  type compdef > /dev/null || {{ autoload -U compinit && compinit; }}
+  autoload -U +X bashcompinit && bashcompinit
+fi
+_vlightning() {{
+  local word=${{COMP_WORDS[COMP_CWORD]}} before=${{COMP_WORDS[COMP_CWORD-1]}} words=""
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{commands} --help --version"
+  elif [ "$before" = "--config" ] || [ "$before" = "-c" ]; then
+    words="{configs}"
+  else
+    case "${{COMP_WORDS[1]}}" in
+      configs) words="{methods}" ;;
+{options}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$word") $([ "$COMP_CWORD" -gt 1 ] && compgen -f -- "$word"))
+}}
+complete -o filenames -F _vlightning vlightning
+"""
+
+
+def run_completion(words: list[str]) -> str:
+    """Run `vlightning completion`.
+
+    Args:
+        words: The arguments after `completion`; none are needed.
+
+    Raises:
+        UserError: If there are other words than `bash` or `zsh`.
+    """
+    if words and words[0] in ("--help", "-h"):
+        return 'usage: eval "$(vlightning completion)" in ~/.bashrc or ~/.zshrc\n'
+    if words and words not in (["bash"], ["zsh"]):
+        raise UserError(f"Expected bash or zsh after completion, got {' '.join(words)!r}: other shells have none.")
+    options = [f'      {"|".join(names.split())}) words="{given}" ;;' for names, given in OPTIONS.items()]
+    return SCRIPT.format(
+        commands=" ".join(COMMANDS),
+        configs=" ".join(config.path for config in configs()),
+        methods=" ".join(method.name for method in methods()),
+        options="\n".join(options),
+    )
+
 
 LISTS = {"methods": run_methods, "configs": run_configs, "completion": run_completion}
 
@@ -52,6 +165,6 @@ def main(args: list[str] | None = None) -> None:
     if (text := answer(words)) is not None:
         sys.stdout.write(text)
         return
-    from .run import run  # imports torch and Lightning
+    from .commands import run
 
     run(args, words)

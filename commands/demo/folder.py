@@ -1,5 +1,6 @@
-"""The images of a folder, and no file outside of it."""
+"""The images of a folder, and no file outside of it; the captions that an image is compared with."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -8,7 +9,11 @@ from PIL import Image
 
 from ...common.errors import UserError
 from ...datamodules.base.decode import decode_image
-from ...datamodules.base.faults import BadSample
+from ...datamodules.base.faults import ROW_ERRORS, BadSample
+from ...datamodules.reading.lists import read_items
+from ...datamodules.reading.record import captions_in
+from ...datamodules.text.captions import is_text
+from ..evaluate.image_sets import read_lines
 from ..evaluate.own_images import image_files
 
 Stamp = tuple[str, int, int]
@@ -88,3 +93,43 @@ def _small(folder: ImageFolder, stamp: Stamp, side: int) -> Image.Image:
     image = folder.open(stamp[0]).copy()
     image.thumbnail((side, side))
     return image
+
+
+_TABLES = (".json", ".jsonl", ".csv")
+
+
+def read_captions(file: Path) -> list[str]:
+    """Return the captions of a file, each once.
+
+    Args:
+        file: A text file with a caption a line; or JSON, JSON lines or CSV with captions under `caption`.
+
+    Raises:
+        UserError: If there is no such file, or no caption in it.
+    """
+    if not file.is_file():
+        raise UserError(f"Expected a file of captions after --captions, got {str(file)!r}: correct it.")
+    captions = list(dict.fromkeys(_of_table(file) if file.suffix in _TABLES else read_lines(file)))
+    if not captions:
+        raise UserError(f"Expected captions under `caption` in {str(file)!r}, got none: give another file.")
+    return captions
+
+
+def captions_beside(folder: Path) -> tuple[list[str], str | None]:
+    """Return the captions of the first table in a folder that has any, and its name."""
+    for file in sorted(path for path in folder.iterdir() if path.suffix in _TABLES and is_below(folder, path)):
+        try:
+            return read_captions(file), file.name
+        except UserError:  # another table
+            continue
+    return [], None
+
+
+def _of_table(file: Path) -> Iterator[str]:
+    for read in read_items(str(file)):
+        try:
+            item = read()
+            found = captions_in(item.get("caption")) if isinstance(item, dict) else []
+        except (BadSample, *ROW_ERRORS):
+            continue
+        yield from (caption.strip() for caption in found if is_text(caption) and caption.strip())

@@ -11,8 +11,7 @@ from ...datamodules.reading.cache import index_cache
 from ..evaluate.encoding import Loading
 from ..evaluate.image_sets import given_texts
 from ..evaluate.model import load_model
-from .captions import captions_beside, read_captions
-from .folder import read_folder
+from .folder import captions_beside, read_captions, read_folder
 from .index import embed_captions, embed_folder
 from .search import Search
 from .server import bound, serve

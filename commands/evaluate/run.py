@@ -19,10 +19,9 @@ from ...common.files import replacing
 from ...common.messages import say
 from ...metrics.neighbours import nearest_neighbours
 from ...metrics.zero_shot import zero_shot_scores
-from . import tables
-from .classification import attribute_metrics, classification_metrics
+from . import row_sets
+from .classification import attribute_metrics, classification_metrics, few_shot, linear_probe
 from .encoding import Encoded, Loading, encode_classes, encode_images
-from .frozen_features import few_shot, linear_probe
 from .image_sets import ImageSet, Prompts, read_prompts
 from .model import ImageTextModel
 from .results import ABSENT, Result, read_results, write_results
@@ -237,7 +236,7 @@ def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: lis
     if path is None:
         measured.missing["zero_shot"] = f"{ABSENT} {settings.root / task.folder}"
         return measured
-    metrics, measured.found = getattr(tables, task.kind)(model, path, settings.loading)
+    metrics, measured.found = getattr(row_sets, task.kind)(model, path, settings.loading)
     measured.metrics["zero_shot"] = metrics
     return measured
 

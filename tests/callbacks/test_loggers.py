@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from support.runs.command_line import run, tiny_config
 from support.runs.slurm import pretend_slurm
 from vlightning.callbacks.loggers import log_figure
-from vlightning.commands.cli.environment import environment
+from vlightning.commands.cli.run_config import environment
 
 OFFLINE = ("--trainer.logger=WandbLogger", "--trainer.logger.offline=true")
 
@@ -88,7 +88,7 @@ def test_a_requeued_job_goes_on_in_the_same_wandb_run(monkeypatch, tmp_path):
 
 
 def test_wandb_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setattr("vlightning.commands.cli.wandb_run.find_spec", lambda name: None)
+    monkeypatch.setattr("vlightning.commands.cli.run_folder.find_spec", lambda name: None)
     ran = run("fit", "--config=tiny.yaml", *OFFLINE)
     assert "Expected the package wandb" in ran.sentence
     assert "pip install 'vlightning[wandb]'" in ran.sentence

@@ -14,8 +14,7 @@ from vlightning.callbacks import AtomicCheckpointIO, ShardedStrategy
 from vlightning.callbacks.checkpoints import checkpoint_io as code
 from vlightning.callbacks.checkpoints.checkpoint_io import newest_whole
 from vlightning.callbacks.stopping import save_resumable
-from vlightning.commands.cli.best import BestCheckpoint
-from vlightning.commands.cli.last import LastCheckpoint
+from vlightning.commands.cli.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.common.errors import UserError
 from vlightning.common.files import WriteError
 

@@ -11,9 +11,8 @@ from vlightning.callbacks import (
     StopOnSignal,
 )
 from vlightning.callbacks.progress_bar import OneLineProgressBar, progress_of_output
-from vlightning.commands.cli.best import BestCheckpoint
+from vlightning.commands.cli.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.commands.cli.defaults import with_defaults
-from vlightning.commands.cli.last import LastCheckpoint
 from vlightning.commands.cli.run_report import RunReport
 
 

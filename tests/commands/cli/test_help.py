@@ -10,9 +10,8 @@ import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
 from support.runs.command_line import run
-from vlightning.commands.cli.best import BestCheckpoint
+from vlightning.commands.cli.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.commands.cli.help import HelpfulParser
-from vlightning.commands.cli.last import LastCheckpoint
 
 # How the description of an argument begins that cannot be understood without its name.
 FRAGMENT = re.compile(

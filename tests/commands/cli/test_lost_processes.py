@@ -20,7 +20,7 @@ from support.methods.reinforced import write_tar
 from support.runs.command_line import run
 from support.runs.fork_server import ONE_THREAD
 from support.runs.forked import run_script
-from vlightning.commands.cli import launcher
+from vlightning.commands.cli import lost_processes
 from vlightning.commands.cli.lost_processes import lost_process, lost_worker
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -212,9 +212,10 @@ def test_full_shared_memory_has_its_own_message():
 
 WATCH = """
 import subprocess, sys
-from vlightning.callbacks.distributed import launcher, lost_processes
-launcher.BEFORE_THE_END = lost_processes.BEFORE_THE_END = 0.5
-watched = launcher.WatchedLauncher(launcher.SubprocessScriptLauncher(None, 3, 1), lost_processes._report_end)
+from vlightning.commands.cli import lost_processes
+lost_processes.BEFORE_THE_END = 0.5
+launcher = lost_processes.SubprocessScriptLauncher(None, 3, 1)
+watched = lost_processes.WatchedLauncher(launcher, lost_processes._report_end)
 watched.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", sys.argv[1]])]
 if len(sys.argv) > 2:
     watched.ended.set()
@@ -241,8 +242,10 @@ def test_a_training_that_does_not_notice_a_death_is_ended_with_all_its_processes
 
 
 def test_processes_that_do_not_end_by_themselves_are_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launcher, "BEFORE_A_KILL", 0.5)
-    watched = launcher.WatchedLauncher(launcher.SubprocessScriptLauncher(None, 3, 1), lambda rank, status: None)
+    monkeypatch.setattr(lost_processes, "BEFORE_A_KILL", 0.5)
+    watched = lost_processes.WatchedLauncher(
+        lost_processes.SubprocessScriptLauncher(None, 3, 1), lambda rank, status: None
+    )
     watched.procs = [subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sh", "-c", "exit 3"])]
     watched.procs[0].send_signal(signal.SIGSTOP)
     assert watched.end() == {1: None, 2: 3}

@@ -15,8 +15,7 @@ from support.data.images import draw_image
 from support.project.demo import TEXT, write_images, write_model
 from support.runs.command_line import run
 from vlightning.commands.demo import index, work
-from vlightning.commands.demo.captions import captions_beside, read_captions
-from vlightning.commands.demo.folder import read_folder
+from vlightning.commands.demo.folder import captions_beside, read_captions, read_folder
 from vlightning.commands.demo.index import Index, embed_captions, embed_folder
 from vlightning.commands.demo.search import SHOWN, Search
 from vlightning.commands.demo.server import Guard

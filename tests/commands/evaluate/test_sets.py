@@ -32,15 +32,15 @@ from support.methods.clip import add_tiny_clip
 from support.methods.methods import METHODS, OTHERS
 from support.runs.command_line import run
 from vlightning.callbacks import OnlineProbe
+from vlightning.commands.evaluate.classification import few_shot, linear_probe
 from vlightning.commands.evaluate.encoding import Loading, encode_classes, encode_images
-from vlightning.commands.evaluate.frozen_features import few_shot, linear_probe
 from vlightning.commands.evaluate.image_sets import ImageSet
 from vlightning.commands.evaluate.model import _logit_scale
 from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 from vlightning.commands.evaluate.report import compare, markdown, write_report
 from vlightning.commands.evaluate.results import aggregates, read_results
+from vlightning.commands.evaluate.row_sets import cue_prompt, retrieval
 from vlightning.commands.evaluate.run import Settings, evaluate
-from vlightning.commands.evaluate.tables import cue_prompt, retrieval
 from vlightning.commands.evaluate.tasks import AGGREGATES, DATACOMP, SUITES, TASKS, chosen_tasks
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation

@@ -21,7 +21,7 @@ MODULES = (
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
-    "vlightning.commands.cli.run",
+    "vlightning.commands.cli.commands",
     "vlightning.datamodules",
 )
 

@@ -1,4 +1,4 @@
-"""The checkpoint with the best value of a metric."""
+"""The checkpoints of every run: the best by a metric, and the latest."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.files import link_or_copy
 from ...common.names import did_you_mean
-from ...common.private_api import has_validated, saves_in_this_epoch
+from ...common.private_api import ends_after_epoch, has_validated, save_if_new, saves_in_this_epoch
 
 DEFAULT_MONITOR = "val/recall_mean"
 
@@ -129,3 +129,47 @@ class BestCheckpoint(ModelCheckpoint):
 
 def _first_existing(*paths: Path) -> Path | None:
     return next((path for path in paths if path.exists()), None)
+
+
+class LastCheckpoint(ModelCheckpoint):
+    """Keep the latest checkpoint, as `last.ckpt`, after every epoch and at the end of the training.
+
+    Lightning's `ModelCheckpoint(monitor=..., save_last=True)` writes `last.ckpt` only when the monitored metric has
+    improved (2.6.6), so a run that is resumed from it falls back to its best epoch. This one needs no metric.
+
+    The end of a training is saved whatever the interval, also if `max_steps`, `max_time` or early stopping ends it in
+    mid-epoch.
+
+    Args:
+        filename: Name without `.ckpt`; `--ckpt_path last` finds names that hold the word `last`.
+        every_n_train_steps: Save after so many optimizer steps instead.
+        every_n_epochs: Save after so many epochs.
+        enable_version_counter: Whether to write `last-v1.ckpt` beside an existing `last.ckpt`.
+        **kwargs: Other arguments of `lightning.pytorch.callbacks.ModelCheckpoint`.
+    """
+
+    def __init__(
+        self,
+        filename: str | None = "last",
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        enable_version_counter: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            filename=filename,
+            every_n_train_steps=every_n_train_steps,
+            every_n_epochs=every_n_epochs,
+            enable_version_counter=enable_version_counter,
+            **kwargs,
+        )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save as Lightning does, and at the end of the training.
+
+        Lightning calls this hook also for an epoch that ends early. `on_train_end` would be too late: weight averaging
+        exchanges the weights there.
+        """
+        super().on_train_epoch_end(trainer, pl_module)
+        if ends_after_epoch(trainer):
+            save_if_new(self, trainer)
