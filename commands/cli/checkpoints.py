@@ -75,15 +75,15 @@ class BestCheckpoint(ModelCheckpoint):
                 f"Expected the best checkpoint of the run's earlier part, {missing[0]!r}, got none: the best is chosen "
                 "among those that are left and the new ones."
             )
-        places = {path: str(Path(str(self.dirpath), Path(path).name)) for path in scores if path in kept}
-        self._earlier = {place: file for path, place in places.items() if (file := files[path])}
+        targets = {path: str(Path(str(self.dirpath), Path(path).name)) for path in scores if path in kept}
+        self._earlier = {target: file for path, target in targets.items() if (file := files[path])}
         worst = (min if self.mode == "max" else max)(kept, key=scores.__getitem__, default="")
         checkpoint["callbacks"][self.state_key] = state | {
             "dirpath": self.dirpath,
-            "best_k_models": {place: scores[path] for path, place in places.items()},
-            "best_model_path": places[kept[0]] if kept else "",
+            "best_k_models": {target: scores[path] for path, target in targets.items()},
+            "best_model_path": targets[kept[0]] if kept else "",
             "best_model_score": scores[kept[0]] if kept else None,
-            "kth_best_model_path": places.get(worst, ""),
+            "kth_best_model_path": targets.get(worst, ""),
             "kth_value": scores.get(worst, self.kth_value),
         }
 
@@ -91,9 +91,9 @@ class BestCheckpoint(ModelCheckpoint):
         """Put the best checkpoints of the earlier part of the run beside the first checkpoint of this part."""
         if trainer.state.fn != "fit":
             return
-        for place, file in self._earlier.items():
-            if trainer.is_global_zero and place in self.best_k_models and file.exists():
-                link_or_copy(file, Path(place))
+        for target, file in self._earlier.items():
+            if trainer.is_global_zero and target in self.best_k_models and file.exists():
+                link_or_copy(file, Path(target))
         self._earlier = {}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

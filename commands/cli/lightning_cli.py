@@ -44,8 +44,8 @@ class VLightningCLI(LightningCLI):
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # of a static method
         """Return only the given subcommand, since creating the parser of a subcommand takes 0.25 s."""
-        known = super().subcommands()
-        return {word: known[word] for word in self.words[:1] if word in known} or known
+        subcommands = super().subcommands()
+        return {word: subcommands[word] for word in self.words[:1] if word in subcommands} or subcommands
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         """Create the parser, which refuses abbreviated options, and raises errors instead of printing the usage."""
@@ -89,8 +89,8 @@ class VLightningCLI(LightningCLI):
         # Without the checkpoint and the folder of this run, and without values that are taken from the data.
         self.reproducible = copy.deepcopy(config)
         self.reproducible.pop("ckpt_path", None)
-        for place in linked:
-            self.reproducible.pop(f"model.init_args.{place}", None)
+        for argument in linked:
+            self.reproducible.pop(f"model.init_args.{argument}", None)
         for arguments in run_folder.all_arguments(self.reproducible.trainer):
             for argument in {"version", "id"} & vars(arguments).keys():
                 arguments[argument] = None

@@ -50,23 +50,23 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
         if name in source and name in before and typed.origin(f"data.init_args.{name}") is None:
             source[name] = before[name]
     old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
-    linked = [(name, place) for name in LINKED if source.get(name) is not None for place in _places(target, name)]
-    for name, place in linked:
-        was, by = at(old, place), typed.origin(f"model.init_args.{place}")
+    linked = [(name, argument) for name in LINKED if source.get(name) is not None for argument in _places(target, name)]
+    for name, argument in linked:
+        was, by = at(old, argument), typed.origin(f"model.init_args.{argument}")
         if was is not None and by is None:
             if typed.origin(f"data.init_args.{name}") is None:
                 source[name] = was
             elif name == "vocab_size" and was < source[name]:
                 # The value of the data is a limit, the value in the checkpoint is the actual size of the tokenizer.
-                target[place] = was
+                target[argument] = was
                 continue
-        if target[place] != source[name] and by is not None:
+        if target[argument] != source[name] and by is not None:
             raise UserError(
-                f"Expected the same {name} for module and data, got model.init_args.{place}={target[place]!r} from "
-                f"{by} and data.init_args.{name}={source[name]!r}: set data.init_args.{name} only."
+                f"Expected the same {name} for module and data, got model.init_args.{argument}={target[argument]!r} "
+                f"from {by} and data.init_args.{name}={source[name]!r}: set data.init_args.{name} only."
             )
-        target[place] = source[name]
-    return [place for _, place in linked]
+        target[argument] = source[name]
+    return [argument for _, argument in linked]
 
 
 def _data_arguments(saved: SavedRun) -> dict[str, Any]:

@@ -50,12 +50,12 @@ class Config:
 
 def methods() -> list[Listed]:
     """List the methods, by name: the folders with a `module.py`."""
-    found = []
+    listed = []
     for file in sorted((PACKAGE_ROOT / "lightning_modules").glob("*/module.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         (module,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
-        found.append(Listed(file.parent.name, module.name, _first_line(tree), _first_line(module)))
-    return found
+        listed.append(Listed(file.parent.name, module.name, _first_line(tree), _first_line(module)))
+    return listed
 
 
 def configs(folder: str = "") -> list[Config]:

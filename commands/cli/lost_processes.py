@@ -111,8 +111,8 @@ def _cause(status: int) -> tuple[str, str]:
     """Return how a process ended, and the remedy."""
     if status == -signal.SIGKILL:
         return f"was killed by SIGKILL, {OUT_OF_MEMORY}", "give the job more memory, or lower data.num_workers"
-    known = -status in {each.value for each in signal.Signals}
-    name = signal.Signals(-status).name if known else f"signal {-status}"
+    is_signal = -status in {each.value for each in signal.Signals}
+    name = signal.Signals(-status).name if is_signal else f"signal {-status}"
     return f"ended with status {status}" if status > 0 else f"was killed by {name}", "look at its last output"
 
 

@@ -34,8 +34,8 @@ def explain(error: Exception, typed: Typed, parser: ArgumentParser) -> str:
     words = " ".join(str(error).split())
     try:
         GivenValues(_options(parser)).check_all(typed)
-    except UserError as found:
-        return str(found)
+    except UserError as mistake:
+        return str(mistake)
     named = {at(source.tree, "model.class_path"): source.origin for source in typed.sources}
     named.pop(None, None)
     if len(named) > 1 and (group := re.search(r"Group '([\w.]+)' does not accept option", words)):
@@ -55,10 +55,10 @@ def check_help(typed: Typed, parser: ArgumentParser) -> None:
     for option in [source.origin for source in typed.sources if source.origin in hints]:
         bases, name = class_bases(hints[option]), typed.lookup(option.removeprefix("--"))
         if bases and name is None:
-            known = ", ".join(sorted(class_arguments.own_subclasses(bases)))
-            raise UserError(f"Expected the name of a class after {option}, got none: use one of {known or 'your own'}.")
-        if bases and isinstance(found := find_class(str(name), bases), str):
-            raise UserError(f"Expected a class for {option}, got {name!r}: {found}")
+            names = ", ".join(sorted(class_arguments.own_subclasses(bases)))
+            raise UserError(f"Expected the name of a class after {option}, got none: use one of {names or 'your own'}.")
+        if bases and isinstance(reason := find_class(str(name), bases), str):
+            raise UserError(f"Expected a class for {option}, got {name!r}: {reason}")
 
 
 def check_sections(config: Namespace) -> None:
@@ -109,12 +109,12 @@ class GivenValues:
             self.check("", self.options, source.tree)
         for key in _CLASSES:
             if key not in self.classes:
-                known = ", ".join(sorted(class_arguments.subclass_names(class_bases(self.options[key]))))
+                names = ", ".join(sorted(class_arguments.subclass_names(class_bases(self.options[key]))))
                 beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
                 hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
                 raise UserError(
                     f"Expected a class for {key}, got none: name one with --config{hint} or --{key}; known classes are "
-                    f"{known}."
+                    f"{names}."
                 )
             for parameter in constructor_parameters(self.classes[key]):
                 name = f"{key}.init_args.{parameter.name}"
@@ -134,13 +134,13 @@ class GivenValues:
             for item in value:
                 self.check(key, hint, item, owner)
             return
-        place = self.source.place
+        origin_phrase = self.source.place
         form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
         if form == "plain":
             if hint is not None and (found := class_arguments.expected(hint, value)):
                 what, remedy = found
                 of = f" of {owner}" if owner else ""
-                raise UserError(f"Expected {what} for {key}{of}{place}, got {value!r}: {remedy}")
+                raise UserError(f"Expected {what} for {key}{of}{origin_phrase}, got {value!r}: {remedy}")
             return
         if form == "class":
             cls, value = self.instance(key, class_bases(hint), value)
@@ -151,7 +151,7 @@ class GivenValues:
         else:
             valid = hint
         if not isinstance(value, dict):
-            raise UserError(f"Expected `argument: value` lines for {key!r}{place}, got {value!r}: correct it.")
+            raise UserError(f"Expected `argument: value` lines for {key!r}{origin_phrase}, got {value!r}: correct it.")
         for name, inner in value.items():
             if name not in valid:
                 raise self.unknown(str(name), f"{key}." if key else "", list(valid), owner)
@@ -165,11 +165,11 @@ class GivenValues:
             bases: Base classes that the type of the value allows.
             value: The name of the class, or `{class_path: ..., init_args: {...}}`.
         """
-        value, place = value if isinstance(value, dict) else {"class_path": value}, self.source.place
+        value, origin_phrase = value if isinstance(value, dict) else {"class_path": value}, self.source.place
         if "class_path" in value:
             found = find_class(str(value["class_path"]), bases)
             if isinstance(found, str):
-                raise UserError(f"Expected a class for {key!r}{place}, got {value['class_path']!r}: {found}")
+                raise UserError(f"Expected a class for {key!r}{origin_phrase}, got {value['class_path']!r}: {found}")
             self.classes[key] = found
         beside = {name: value[name] for name in value if name not in CLASS_KEYS}
         arguments = {**(value.get("init_args") or {}), **beside}
@@ -177,13 +177,13 @@ class GivenValues:
             if not arguments:
                 return object, {}
             first = next(iter(arguments))
-            raise UserError(f"Expected {key}.class_path with {key}.init_args.{first}{place}, got none: add it.")
+            raise UserError(f"Expected {key}.class_path with {key}.init_args.{first}{origin_phrase}, got none: add it.")
         cls = self.classes[key]
         if beside and self.source.kind != "option":  # options may omit the level `init_args`
             name = next(iter(beside))
             if name not in parameters(cls):
                 raise self.unknown(name, f"{key}.", [*CLASS_KEYS, *parameters(cls)])
-            of = f"{name!r} of {cls.__name__}{place}"
+            of = f"{name!r} of {cls.__name__}{origin_phrase}"
             raise UserError(f"Expected the argument {of} under {key}.init_args, got it under {key}: move it.")
         return cls, {name: arguments[name] for name in arguments if name not in (value.get("dict_kwargs") or {})}
 

@@ -79,12 +79,12 @@ def _is_same_model(saved: SavedRun, name: str) -> bool:
         UserError: If the given class and that of the checkpoint are unrelated.
     """
     old = str(saved.hyper_parameters["model"]["class_path"])
-    known = subclasses((LightningModule,))
-    named, found = (imported(path) if "." in path else known.get(path) for path in (name, old))
-    if named is None or named is found:
+    classes = subclasses((LightningModule,))
+    named, saved_class = (imported(path) if "." in path else classes.get(path) for path in (name, old))
+    if named is None or named is saved_class:
         return named is not None
     old = old.rpartition(".")[2]
-    if found is None or not (issubclass(named, found) or issubclass(found, named)):
+    if saved_class is None or not (issubclass(named, saved_class) or issubclass(saved_class, named)):
         raise UserError(
             f"Expected a checkpoint of {named.__name__}, got {str(saved.path)!r} of {old}: leave out the model, which "
             "then comes from the checkpoint, or give another --ckpt_path."

@@ -40,8 +40,8 @@ def resolved(path: str | Path, best: bool = True) -> Path:
     Raises:
         UserError: If it is a run's folder without a whole checkpoint.
     """
-    found = Path(path).expanduser()
-    return checkpoint_of(found, best) if (found / "checkpoints").is_dir() else found
+    target = Path(path).expanduser()
+    return checkpoint_of(target, best) if (target / "checkpoints").is_dir() else target
 
 
 def whole_checkpoint(folder: Path) -> Path | None:
@@ -51,8 +51,8 @@ def whole_checkpoint(folder: Path) -> Path | None:
         UserError: If all are damaged.
     """
     newest, damaged = newest_whole(folder)
-    for path, found in damaged.items():
-        warn(f"The checkpoint {str(path)!r} is damaged ({found}).")
+    for path, reason in damaged.items():
+        warn(f"The checkpoint {str(path)!r} is damaged ({reason}).")
     if newest is None and damaged:
         raise UserError(
             f"Expected a whole checkpoint in {str(folder)!r}, got none: start anew, or give --ckpt_path the file of "
@@ -90,7 +90,9 @@ def best_of(runs: Sequence[Path]) -> Path | None:
     Args:
         runs: Run folders in ascending order of age; of equal values the newest one's is taken.
     """
-    candidates = [found for run in runs for file in (run / "checkpoints").glob("*.ckpt") if (found := _kept_best(file))]
+    candidates = [
+        best_file for run in runs for file in (run / "checkpoints").glob("*.ckpt") if (best_file := _kept_best(file))
+    ]
     if not candidates:
         return None
     metric = candidates[-1][0]

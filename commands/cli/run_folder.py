@@ -167,8 +167,8 @@ def find_checkpoint(typed: Typed) -> Path | None:
     name = typed.lookup("ckpt_path")
     if not isinstance(name, str) or name == "hpc" or "://" in name or name.startswith("registry"):
         return None
-    if not _is_first_process() and (found := os.environ.get(CHECKPOINT_VARIABLE)):
-        return Path(found)
+    if not _is_first_process() and (path := os.environ.get(CHECKPOINT_VARIABLE)):
+        return Path(path)
     path, best = Path(name), typed.subcommand != "fit"
     if name in ("last", "best"):
         runs = _runs(typed)
@@ -204,12 +204,12 @@ def _runs(typed: Typed) -> list[Path]:
     runs = sorted((run for run in parent.glob("*") if last_saved(run)), key=last_saved)
     if version is not None:
         runs = [run for run in runs if run.name == _version_folder(version)]
-    elif (own := requeued_folder(parent, typed)) is not None and last_saved(own):
-        runs = [own]
+    elif (requeued := requeued_folder(parent, typed)) is not None and last_saved(requeued):
+        runs = [requeued]
     if not runs:
-        place = parent if version is None else parent / _version_folder(version)
+        folder = parent if version is None else parent / _version_folder(version)
         raise UserError(
-            f"Expected a run with a checkpoint in {str(place)!r} for --ckpt_path {typed.lookup('ckpt_path')}, got "
+            f"Expected a run with a checkpoint in {str(folder)!r} for --ckpt_path {typed.lookup('ckpt_path')}, got "
             "none: leave the option out for a new run, or name the checkpoint file."
         )
     return runs
@@ -270,7 +270,7 @@ def _first_given(tree: Any, name: str) -> Any:
     """Return the argument of the first logger in nested values that has it, or None."""
     logger = at(tree, "trainer.logger")
     loggers = logger if isinstance(logger, list) else [logger]
-    values = [at(each, place) for each in loggers for place in (f"init_args.{name}", name)]
+    values = [at(each, argument) for each in loggers for argument in (f"init_args.{name}", name)]
     return next((value for value in values if value is not None), None)
 
 

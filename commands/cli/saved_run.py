@@ -60,8 +60,8 @@ class SavedRun:
     @property
     def save_dir(self) -> Path | None:
         """Folder of all runs that the checkpoint lies in, if it is still where it was written."""
-        parts, name = self.folder.absolute().parent.parts, Path(self.name or "").parts
-        return relative_to_here(Path(*parts[: -len(name)])) if name and parts[-len(name) :] == name else None
+        folders, name = self.folder.absolute().parent.parts, Path(self.name or "").parts
+        return relative_to_here(Path(*folders[: -len(name)])) if name and folders[-len(name) :] == name else None
 
 
 def read_saved_run(path: Path) -> SavedRun:

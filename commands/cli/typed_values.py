@@ -74,20 +74,20 @@ class Typed:
         return [source for source in self.sources if source.gives(key)]
 
 
-def at(values: Any, place: str) -> Any:
+def at(values: Any, path: str) -> Any:
     """Return the value at a dotted place of nested mappings or namespaces, or None."""
-    for part in place.split("."):
-        values = values.get(part) if hasattr(values, "get") else None
+    for key in path.split("."):
+        values = values.get(key) if hasattr(values, "get") else None
     return values
 
 
 def leaves(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return arguments by dotted name, with groups of settings opened."""
-    found: dict[str, Any] = {}
+    values_by_option: dict[str, Any] = {}
     for name, value in arguments.items():
         group = isinstance(value, Mapping) and value and "class_path" not in value
-        found |= leaves(value, f"{prefix}{name}.") if group else {f"{prefix}{name}": plain(value)}
-    return found
+        values_by_option |= leaves(value, f"{prefix}{name}.") if group else {f"{prefix}{name}": plain(value)}
+    return values_by_option
 
 
 def plain(value: Any) -> Any:
@@ -98,14 +98,14 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _values_at(tree: Any, parts: list[str]) -> Iterator[Any]:
+def _values_at(tree: Any, keys: list[str]) -> Iterator[Any]:
     """Yield values at a dotted key; the `init_args` level may be left out on either side."""
-    if not parts:
+    if not keys:
         yield tree
     elif isinstance(tree, dict):
-        if parts[0] in tree:
-            yield from _values_at(tree[parts[0]], parts[1:])
-        elif parts[0] == "init_args":
-            yield from _values_at(tree, parts[1:])
+        if keys[0] in tree:
+            yield from _values_at(tree[keys[0]], keys[1:])
+        elif keys[0] == "init_args":
+            yield from _values_at(tree, keys[1:])
         elif isinstance(tree.get("init_args"), dict):
-            yield from _values_at(tree["init_args"], parts)
+            yield from _values_at(tree["init_args"], keys)

@@ -46,8 +46,8 @@ class ImageFolder:
 
     def stamp(self, name: str) -> Stamp:
         """Return what changes with an image."""
-        found = self.path(name).stat()
-        return name, found.st_size, found.st_mtime_ns
+        status = self.path(name).stat()
+        return name, status.st_size, status.st_mtime_ns
 
     def open(self, name: str) -> Image.Image:
         """Decode an image to RGB.
@@ -67,12 +67,12 @@ def read_folder(folder: str) -> ImageFolder:
     root = Path(folder).expanduser().resolve()
     if not root.is_dir():
         raise UserError(f"Expected a folder of images after --images, got {folder!r}: correct it.")
-    found = image_files(root)
-    inside = tuple(str(path.relative_to(root)) for path in found if is_below(root, path))
+    paths = image_files(root)
+    inside = tuple(str(path.relative_to(root)) for path in paths if is_below(root, path))
     if not inside:
-        what = f"{len(found)} links that lead out of it" if found else "no image files"
+        what = f"{len(paths)} links that lead out of it" if paths else "no image files"
         raise UserError(f"Expected images in {folder!r}, got {what}: give another folder.")
-    return ImageFolder(root, inside, len(found) - len(inside))
+    return ImageFolder(root, inside, len(paths) - len(inside))
 
 
 def is_below(root: Path, path: Path) -> bool:
@@ -129,7 +129,7 @@ def _of_table(file: Path) -> Iterator[str]:
     for read in read_items(str(file)):
         try:
             item = read()
-            found = captions_in(item.get("caption")) if isinstance(item, dict) else []
+            captions = captions_in(item.get("caption")) if isinstance(item, dict) else []
         except (BadSample, *ROW_ERRORS):
             continue
-        yield from (caption.strip() for caption in found if is_text(caption) and caption.strip())
+        yield from (caption.strip() for caption in captions if is_text(caption) and caption.strip())

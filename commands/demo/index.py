@@ -42,7 +42,7 @@ class Index:
         """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
         top = highest(self.embeddings @ query, count)
         return [
-            (self.names[place], score) for score, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            (self.names[index], score) for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ]
 
 
@@ -60,26 +60,26 @@ def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loadin
     """
     file = cache / f"demo-{_key(model, str(folder.root))}.safetensors"
     stamps = [folder.stamp(name) for name in folder.names]
-    known = _read(file)
-    missing = [stamp[0] for stamp in stamps if stamp not in known]
+    embeddings = _read(file)
+    missing = [stamp[0] for stamp in stamps if stamp not in embeddings]
     if missing:
         say(f"Embedding {len(missing):,} of {len(stamps):,} images.")
     bad = 0
     for start in range(0, len(missing), _PART):
         samples = NamedImages({name: folder.path(name) for name in missing[start : start + _PART]}, model.transform)
         by_name = {stamp[0]: stamp for stamp in stamps}
-        found = encode_images(model, samples, loading)
-        bad += sum(found.bad.values())
-        for number, embedding in zip(found.index.tolist(), found.features, strict=True):
-            known[by_name[samples.names[number]]] = embedding
-        used = [stamp for stamp in stamps if stamp in known]
-        _write(file, [known[stamp] for stamp in used], {"images": json.dumps(used)})
+        encoded = encode_images(model, samples, loading)
+        bad += sum(encoded.bad.values())
+        for number, embedding in zip(encoded.index.tolist(), encoded.features, strict=True):
+            embeddings[by_name[samples.names[number]]] = embedding
+        used = [stamp for stamp in stamps if stamp in embeddings]
+        _write(file, [embeddings[stamp] for stamp in used], {"images": json.dumps(used)})
         if len(missing) > _PART:
             say(f"Embedded {min(start + _PART, len(missing)):,}.")
-    used = [stamp for stamp in stamps if stamp in known]
+    used = [stamp for stamp in stamps if stamp in embeddings]
     if not used:
         raise UserError(f"Expected images in {str(folder.root)!r}, got {bad} that cannot be read: give another folder.")
-    return Index([stamp[0] for stamp in used], torch.stack([known[stamp] for stamp in used]))
+    return Index([stamp[0] for stamp in used], torch.stack([embeddings[stamp] for stamp in used]))
 
 
 def embed_captions(model: ImageTextModel, captions: Sequence[str], cache: Path) -> Index:
@@ -99,8 +99,8 @@ def _key(model: ImageTextModel, what: str) -> str:
     """Return a name for the embeddings of something; the preprocessing is known by what it does to an image."""
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
     prepared = model.finish(model.transform(Image.fromarray(noise))[None].to(model.device)).cpu()
-    parts = (model.sha256.encode(), prepared.numpy().tobytes(), what.encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:32]
+    fields = (model.sha256.encode(), prepared.numpy().tobytes(), what.encode())
+    return hashlib.sha256(b"\0".join(fields)).hexdigest()[:32]
 
 
 def _read(file: Path) -> dict[Stamp, Tensor]:

@@ -62,12 +62,12 @@ def _finding(search: Search) -> None:
 
 
 def _describing(search: Search, source: str | None, classes: Sequence[str]) -> None:
-    known = f"{len(search.captions.names):,} of {source}" if source else "none: type some"
+    placeholder = f"{len(search.captions.names):,} of {source}" if source else "none: type some"
     with gradio.Row():
         with gradio.Column():
             image = gradio.Image(label="Image", type="filepath", sources=["upload", "clipboard"], height=320)
             names = gradio.Textbox(label="Classes, one a line", value="\n".join(classes), lines=3, max_lines=8)
-            typed = gradio.Textbox(label="Captions, one a line", placeholder=known, lines=3, max_lines=8)
+            typed = gradio.Textbox(label="Captions, one a line", placeholder=placeholder, lines=3, max_lines=8)
             again = gradio.Button("Describe", variant="primary")
         with gradio.Column():
             captions = gradio.HTML(label="Captions", show_label=True, container=True, padding=True)

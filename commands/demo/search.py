@@ -92,8 +92,8 @@ class Search:
             word: Number of the word in `words`.
         """
         hits = self.find(text)
-        (_, places) = self._places(text)[word]
-        heats = self._maps(text, tuple(hit.name for hit in hits))[:, places].mean(1)
+        (_, columns) = self._places(text)[word]
+        heats = self._maps(text, tuple(hit.name for hit in hits))[:, columns].mean(1)
         highest = max(float(heats.max()), 1e-30)
         return [
             Hit(heat_over(hit.image, heat, strength), hit.name, hit.score, strength)
@@ -128,7 +128,7 @@ class Search:
             return []
         scores = zero_shot_scores(self._embed(file), self._classes(tuple(names)))
         top = highest(self.model.shares(scores), _BEST)
-        return [(names[place], share) for share, place in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
+        return [(names[index], share) for share, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:
         network, query = cast(Any, self.model.network), encode_texts(self.model, [text])[0]
@@ -140,15 +140,17 @@ class Search:
     def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
         """Return images with their cosines in the order of the matching head, without those that cannot be read."""
         network, encoder = cast(Any, self.model.network), cast(Any, self.model.encoder)
-        tokens = [(hit, found) for hit in best if (found := self._tokens(hit[0])) is not None]
+        tokens = [(hit, image_tokens) for hit in best if (image_tokens := self._tokens(hit[0])) is not None]
         if not tokens:
             return []
         ids = {key: row.to(self.model.device) for key, row in encoder([text]).items()}
         states = network.text_states(**ids)
-        scores = torch.cat([network.match_scores(states, ids["attention_mask"], found) for _, found in tokens]).cpu()
+        scores = torch.cat(
+            [network.match_scores(states, ids["attention_mask"], image_tokens) for _, image_tokens in tokens]
+        ).cpu()
         weight = cosine_weight(network.rerank.score, network.contrastive_temperature())
         order = highest(scores + weight * torch.tensor([cosine for (_, cosine), _ in tokens]), len(tokens))
-        return [tokens[place][0] for place in order.indices.tolist()]
+        return [tokens[index][0] for index in order.indices.tolist()]
 
     def _encode(self, name: str) -> Tensor | None:
         """Return the tokens [1, N, V] of an image of the folder; None if it can no longer be read."""

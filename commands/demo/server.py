@@ -31,15 +31,15 @@ def bound(port: int) -> Iterator[socket.socket]:
     Raises:
         UserError: If the port is taken, or there is no such port.
     """
-    with socket.socket() as found:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has just ended
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # of a server that has just ended
         try:
-            found.bind((HOST, port))
+            listener.bind((HOST, port))
         except (OSError, OverflowError) as error:
             raise UserError(
                 f"Expected a free port after --port, got {port} ({error}): give another, or 0 for any."
             ) from None
-        yield found
+        yield listener
 
 
 def serve(search: Search, source: str | None, classes: Sequence[str], address: socket.socket) -> None:
@@ -147,6 +147,6 @@ class Guard:
             return False
         if "\0" in path:  # which no path of a file has
             return False
-        if found := re.search(r"/file[=/](.*)", path, re.S):
-            return found[1].startswith("/") and is_below(self.files, Path(found[1]))
+        if match := re.search(r"/file[=/](.*)", path, re.S):
+            return match[1].startswith("/") and is_below(self.files, Path(match[1]))
         return "/proxy=" not in path

@@ -19,43 +19,43 @@ EncodeClasses = Callable[[list[str], list[str]], Tensor]
 """Class names and templates to unit-length embeddings [C, E]."""
 
 
-def classification_metrics(task: Task, scores: Tensor, found: Encoded) -> dict[str, float]:
+def classification_metrics(task: Task, scores: Tensor, images: Encoded) -> dict[str, float]:
     """Return the metrics of a set, from 0 to 1.
 
     Args:
         task: The set.
         scores: Scores of the classes [N, C].
-        found: The images of the set.
+        images: The images of the set.
 
     Raises:
         UserError: If the set has no metadata, and its main metric needs groups.
     """
-    right = hits(scores, found.label, 5)
+    right = hits(scores, images.label, 5)
     predicted = best(scores)
     metrics = {"acc1": _mean(right[:, 0])}
     if scores.shape[1] >= 5:
         metrics["acc5"] = _mean(right.any(1))
-    metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, found.label)
+    metrics["mean_per_class_recall"] = mean_per_class_recall(predicted, images.label)
     if task.main.startswith("F1"):
-        metrics[task.main] = macro_f1(predicted, found.label)
+        metrics[task.main] = macro_f1(predicted, images.label)
     if task.group is not None:
         counted = right.any(1) if "top5" in task.main else right[:, 0]
-        by_group = group_means(counted, _groups(task, found), task.left_out)
+        by_group = group_means(counted, _groups(task, images), task.left_out)
         metrics |= {f"{task.main.partition('_w')[0]}_group_{group}": mean for group, mean in by_group.items()}
         metrics[task.main] = min(by_group.values())
     return metrics
 
 
-def _groups(task: Task, found: Encoded) -> Tensor:
+def _groups(task: Task, images: Encoded) -> Tensor:
     assert task.group is not None
-    if found.metadata.shape[1] <= task.group or found.metadata[:, task.group].isnan().any():
+    if images.metadata.shape[1] <= task.group or images.metadata[:, task.group].isnan().any():
         raise UserError(
             f"Expected a .npy file with the group of each sample of {task.key}, got samples without: get the set again."
         )
-    return found.metadata[:, task.group].long()
+    return images.metadata[:, task.group].long()
 
 
-def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -> dict[str, float]:
+def attribute_metrics(images: Encoded, prompts: Prompts, encode: EncodeClasses) -> dict[str, float]:
     """Return the metrics of FairFace or UTKFace, from 0 to 1.
 
     Names and templates begin with their attribute, as in `race:Black` and `race:a photo of a {} person`. The columns of
@@ -64,7 +64,7 @@ def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -
     crimes.
 
     Args:
-        found: The images.
+        images: The images.
         prompts: Names and templates.
         encode: Encodes classes.
 
@@ -79,14 +79,14 @@ def attribute_metrics(found: Encoded, prompts: Prompts, encode: EncodeClasses) -
     """
     names, templates = _by_attribute(prompts.names), _by_attribute(prompts.templates)
     missing = [name for name in {"race", "gender", "age", *names} if name not in names or name not in templates]
-    if missing or found.metadata.shape[1] < len(_LABELS) or found.metadata.isnan().any():
+    if missing or images.metadata.shape[1] < len(_LABELS) or images.metadata.isnan().any():
         raise UserError(
             f"Expected names and templates of race, gender and age, and {len(_LABELS)} labels an image, got names of "
-            f"{', '.join(names)}, templates of {', '.join(templates)} and {found.metadata.shape[1]} labels: get the "
+            f"{', '.join(names)}, templates of {', '.join(templates)} and {images.metadata.shape[1]} labels: get the "
             "set again."
         )
-    predicted = {name: best(zero_shot_scores(found.features, encode(names[name], templates[name]))) for name in names}
-    label = {name: found.metadata[:, column].long() for column, name in enumerate(_LABELS)}
+    predicted = {name: best(zero_shot_scores(images.features, encode(names[name], templates[name]))) for name in names}
+    label = {name: images.metadata[:, column].long() for column, name in enumerate(_LABELS)}
     other, gender = label["race_binary"], predicted["gender"] == label["gender"]
     both = label["race"] * 2 + label["gender"]
     race = ((predicted["race"] != _WHITE).long() == other) & (predicted["race"] != NOTHING)
@@ -115,11 +115,11 @@ def _by_group(name: str, flags: Tensor, group: Tensor) -> dict[str, float]:
 
 
 def _by_attribute(texts: list[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    names: dict[str, list[str]] = {}
     for text in texts:
         attribute, _, rest = text.partition(":")
-        found.setdefault(attribute, []).append(rest.strip())
-    return found
+        names.setdefault(attribute, []).append(rest.strip())
+    return names
 
 
 def _mean(flags: Tensor) -> float:

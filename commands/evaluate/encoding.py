@@ -93,8 +93,8 @@ class _Share(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, place: int) -> tuple[int, Sample | Fault]:
-        number = self.numbers[place]
+    def __getitem__(self, position: int) -> tuple[int, Sample | Fault]:
+        number = self.numbers[position]
         try:
             return number, self.samples[number]
         except BadSample as bad:
@@ -172,11 +172,11 @@ def _gathered(
     numbers = torch.full((len(index), columns), torch.nan, dtype=torch.float64)
     for row, values in enumerate(metadata):
         numbers[row, : len(values)] = torch.from_numpy(values)
-    found = gather_uneven(torch.tensor(index, dtype=torch.long))
-    order = found.argsort()
+    indices = gather_uneven(torch.tensor(index, dtype=torch.long))
+    order = indices.argsort()
     causes = gather_texts([cause for cause, count in bad.items() for _ in range(count)])
     return Encoded(
-        found[order],
+        indices[order],
         gather_uneven(torch.cat(features).cpu() if features else torch.zeros(0, width))[order],
         gather_uneven(torch.tensor(labels, dtype=torch.long))[order],
         gather_uneven(numbers)[order],
@@ -189,9 +189,9 @@ def encode_texts(model: ImageTextModel, texts: Sequence[str]) -> Tensor:
     """Return unit-length features [T, E] of texts, on the CPU, the same in every process."""
     share = ceil(len(texts) / world_size())
     mine = texts[rank() * share : (rank() + 1) * share]
-    parts = [model.encode_texts(mine[start : start + _TEXTS]).cpu() for start in range(0, len(mine), _TEXTS)]
-    width = int(gather_uneven(torch.tensor([parts[0].shape[1] if parts else 0])).max())
-    return gather_uneven(torch.cat(parts) if parts else torch.zeros(0, width))
+    features = [model.encode_texts(mine[start : start + _TEXTS]).cpu() for start in range(0, len(mine), _TEXTS)]
+    width = int(gather_uneven(torch.tensor([features[0].shape[1] if features else 0])).max())
+    return gather_uneven(torch.cat(features) if features else torch.zeros(0, width))
 
 
 def encode_classes(model: ImageTextModel, names: Sequence[str], templates: Sequence[str]) -> Tensor:

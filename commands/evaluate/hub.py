@@ -157,7 +157,7 @@ def _columns(row: dict[str | None, str], file: Path) -> dict[str, object]:
 
 def _listed(cell: str) -> list[str]:
     try:
-        found = json.loads(cell)
+        values = json.loads(cell)
     except ValueError:
-        found = ast.literal_eval(cell)
-    return [str(part) for part in found]
+        values = ast.literal_eval(cell)
+    return [str(value) for value in values]

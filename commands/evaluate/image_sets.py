@@ -75,10 +75,10 @@ def with_braces(templates: list[str], source: str) -> list[str]:
     Raises:
         UserError: If a template has no such place, or several.
     """
-    found = [template.replace("{c}", "{}") for template in templates]
-    if wrong := next((template for template in found if template.count("{}") != 1), None):
+    converted = [template.replace("{c}", "{}") for template in templates]
+    if wrong := next((template for template in converted if template.count("{}") != 1), None):
         raise UserError(f"Expected one {{}} or {{c}} in each template of {source}, got {wrong!r}: correct it.")
-    return found
+    return converted
 
 
 class ImageSet(torch.utils.data.Dataset[Sample]):
@@ -108,8 +108,8 @@ class ImageSet(torch.utils.data.Dataset[Sample]):
 
     def __getitem__(self, number: int) -> Sample:
         """Return a sample; raises `BadSample` if it cannot be used."""
-        part = int(np.searchsorted(self.starts, number, side="right")) - 1
-        file, index, row = self.files[part], self.indexes[part], number - int(self.starts[part])
+        file_number = int(np.searchsorted(self.starts, number, side="right")) - 1
+        file, index, row = self.files[file_number], self.indexes[file_number], number - int(self.starts[file_number])
         key = index.keys[row]
         name = f"{file}, {os.fsdecode(key)}"
         members = read_members(file, int(index.start[row]), int(index.stop[row]), name, key)
@@ -127,16 +127,16 @@ class ImageSet(torch.utils.data.Dataset[Sample]):
 
 def _tars(folder: Path) -> list[str]:
     """Return the tar files of a split in the order of their numbers."""
-    found = sorted(folder.glob("*.tar"), key=lambda file: (len(file.stem), file.stem))
-    if not found:
+    paths = sorted(folder.glob("*.tar"), key=lambda file: (len(file.stem), file.stem))
+    if not paths:
         raise UserError(f"Expected the tar files of a set in {str(folder)!r}, got none: get the set again.")
     count = folder / "nshards.txt"
-    said = count.read_text().strip() if count.is_file() else str(len(found))
-    if said != str(len(found)):
+    said = count.read_text().strip() if count.is_file() else str(len(paths))
+    if said != str(len(paths)):
         raise UserError(
-            f"Expected {said} tar files in {str(folder)!r}, as nshards.txt says, got {len(found)}: get the set again."
+            f"Expected {said} tar files in {str(folder)!r}, as nshards.txt says, got {len(paths)}: get the set again."
         )
-    return [str(file.absolute()) for file in found]
+    return [str(file.absolute()) for file in paths]
 
 
 def _numbers(content: bytes) -> np.ndarray:

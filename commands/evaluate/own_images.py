@@ -48,19 +48,19 @@ def classify_folder(
         UserError: If the folder has no image that can be used.
     """
     samples = NamedImages({str(path.relative_to(folder)): path for path in image_files(folder)}, model.transform)
-    found = encode_images(model, samples, loading)
-    if not len(found.index):
-        why = ", ".join(f"{cause}: {count}" for cause, count in found.bad.items()) or "no image files"
+    encoded = encode_images(model, samples, loading)
+    if not len(encoded.index):
+        why = ", ".join(f"{cause}: {count}" for cause, count in encoded.bad.items()) or "no image files"
         raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
-    scores = zero_shot_scores(found.features, encode_classes(model, names, templates))
+    scores = zero_shot_scores(encoded.features, encode_classes(model, names, templates))
     top = highest(model.shares(scores), best)
     finite = scores.isfinite().all(1).tolist()
-    images = [samples.names[number] for number in found.index.tolist()]
+    images = [samples.names[number] for number in encoded.index.tolist()]
     columns: dict[str, Any] = {
         "image": images,
         "label": [label_of(image, names) for image in images],
         "classes": [
-            [names[place] for place in row] if usable else []
+            [names[index] for index in row] if usable else []
             for row, usable in zip(top.indices.tolist(), finite, strict=True)
         ],
         "scores": [row if usable else [] for row, usable in zip(top.values.tolist(), finite, strict=True)],
@@ -71,7 +71,7 @@ def classify_folder(
         "classes": pyarrow.list_(pyarrow.string()),
         "scores": pyarrow.list_(pyarrow.float32()),
     }
-    return pyarrow.table(columns, schema=pyarrow.schema(types)), found
+    return pyarrow.table(columns, schema=pyarrow.schema(types)), encoded
 
 
 def label_of(image: str, names: Sequence[str]) -> str | None:
@@ -82,8 +82,8 @@ def label_of(image: str, names: Sequence[str]) -> str | None:
 
 def folders_of_images(folder: Path) -> list[str]:
     """Return the names of the folders with images, in order, if all images of a folder are in such; else none."""
-    found = [path.relative_to(folder).parts for path in image_files(folder)]
-    return [] if any(len(parts) == 1 for parts in found) else sorted({parts[0] for parts in found})
+    relative = [path.relative_to(folder).parts for path in image_files(folder)]
+    return [] if any(len(parts) == 1 for parts in relative) else sorted({parts[0] for parts in relative})
 
 
 def confusion(table: pyarrow.Table, names: Sequence[str]) -> str | None:
@@ -132,14 +132,14 @@ def write_sheet(table: pyarrow.Table, folder: Path, file: Path, limit: int = 500
     by_class: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: -max(row["scores"], default=0.0)):
         by_class.setdefault(row["classes"][0] if row["classes"] else _NO_CLASS, []).append(row)
-    parts = [_HEAD]
+    lines = [_HEAD]
     for name in sorted(by_class):
         rows = by_class[name]
-        parts.append(f"<h2>{html.escape(name)} <small>{len(rows):,}</small></h2><div class=sheet>")
-        parts += [_figure(row, folder) for row in rows[:limit]]
-        parts.append("</div>")
+        lines.append(f"<h2>{html.escape(name)} <small>{len(rows):,}</small></h2><div class=sheet>")
+        lines += [_figure(row, folder) for row in rows[:limit]]
+        lines.append("</div>")
     with replacing(file) as staged:
-        staged.write_text("\n".join(parts), encoding="utf-8")
+        staged.write_text("\n".join(lines), encoding="utf-8")
 
 
 _HEAD = """<!doctype html><meta charset=utf-8><meta name=viewport content="width=device-width">

@@ -60,16 +60,16 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _aggregate_lines(found: Sequence[Aggregate], notes: Sequence[str]) -> list[str]:
+def _aggregate_lines(sets: Sequence[Aggregate], notes: Sequence[str]) -> list[str]:
     """Return a table of aggregates, where a mean over part of the sets says so."""
     lines = [_row("aggregate (zero-shot)", "value", "sets"), _row("---", "---:", "---:")]
-    for aggregate in found:
-        if aggregate.mean is None and any(other.found for other in found):
+    for aggregate in sets:
+        if aggregate.mean is None and any(other.count for other in sets):
             continue
         value = "missing" if aggregate.mean is None else f"{100 * aggregate.mean:.2f}"
         partial = "" if aggregate.complete or aggregate.mean is None else " (of these sets only)"
         remark = f" ({'; '.join(notes)})" if notes and aggregate.mean is not None else ""
-        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.found} of {aggregate.of}"))
+        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.count} of {aggregate.of}"))
     return lines
 
 
@@ -95,42 +95,42 @@ def _write_csv(results: Sequence[Result], file: Path) -> None:
 def _write_chart(results: Sequence[Result], file: Path) -> None:
     """Draw the aggregates beside those of published models; an incomplete aggregate is hatched."""
     reference = json.loads(REFERENCE.read_text(encoding="utf-8"))
-    found = aggregates(results)
-    names = [aggregate.name for aggregate in found]
+    sets = aggregates(results)
+    names = [aggregate.name for aggregate in sets]
     rows: dict[str, list[float]] = {
         model: [values[name] for name in names] for model, values in reference["models"].items()
     }
     own = results[0].model if results else "no results"
-    rows[own] = [100 * (aggregate.mean or 0.0) for aggregate in found]
+    rows[own] = [100 * (aggregate.mean or 0.0) for aggregate in sets]
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / (len(rows) + 1)  # a free place before one's own bar, which is the last
     for number, (model, values) in enumerate(rows.items()):
-        places = [place + (number + (model == own) - len(rows) / 2) * width for place in range(len(names))]
+        positions = [position + (number + (model == own) - len(rows) / 2) * width for position in range(len(names))]
         shade = "C3" if model == own else str(0.85 - 0.1 * number)
         label = "\n".join([_short(model), *(_notes(results) if model == own else [])])
-        bars = axes.bar(places, values, width, label=label, color=shade)
+        bars = axes.bar(positions, values, width, label=label, color=shade)
         if model == own:
-            for bar, aggregate in zip(bars, found, strict=True):
+            for bar, aggregate in zip(bars, sets, strict=True):
                 bar.set_hatch("" if aggregate.complete else "///")
                 bar.set_edgecolor("white" if aggregate.mean is not None else "none")
-                place = {"x": bar.get_x() + width / 2, "y": bar.get_height() + 1, "ha": "center", "fontsize": 8}
+                position = {"x": bar.get_x() + width / 2, "y": bar.get_height() + 1, "ha": "center", "fontsize": 8}
                 if aggregate.mean is None:
-                    axes.text(s="missing", rotation=90, va="bottom", color="C3", **place)
+                    axes.text(s="missing", rotation=90, va="bottom", color="C3", **position)
                 else:
-                    axes.text(s=f"{bar.get_height():.1f}", color="C3", weight="bold", **place)
-    axes.set_xticks(range(len(names)), [_tick(aggregate) for aggregate in found])
+                    axes.text(s=f"{bar.get_height():.1f}", color="C3", weight="bold", **position)
+    axes.set_xticks(range(len(names)), [_tick(aggregate) for aggregate in sets])
     axes.set_ylabel("percent")
     axes.set_ylim(0, 100)
     axes.spines[["top", "right"]].set_visible(False)
     figure.legend(fontsize=8, ncols=4, loc="outside lower center", frameon=False)
-    partial = "" if all(aggregate.complete for aggregate in found) else ". Hatched: mean of part of the sets"
+    partial = "" if all(aggregate.complete for aggregate in sets) else ". Hatched: mean of part of the sets"
     axes.set_title(f"Grey: {reference['source'].partition(' (')[0]} ({reference['date']}){partial}", fontsize=8)
     figure.savefig(file, format="png", dpi=120)
 
 
 def _tick(aggregate: Aggregate) -> str:
-    return aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.found} of {aggregate.of} sets"
+    return aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.count} of {aggregate.of} sets"
 
 
 def _short(name: str, longest: int = 40) -> str:
@@ -161,7 +161,7 @@ def compare(first: Sequence[Result], second: Sequence[Result], names: tuple[str,
     for one_of, other_of in zip(aggregates(shared[0]), aggregates(shared[1]), strict=True):
         if one_of.mean is not None and other_of.mean is not None:
             one, other = 100 * one_of.mean, 100 * other_of.mean
-            count = f"{one_of.found} of {one_of.of}"
+            count = f"{one_of.count} of {one_of.of}"
             lines.append(_row(one_of.name, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}", count))
     only = [f"{key} ({protocol})" for key, protocol in values[0].keys() ^ values[1].keys()]
     if only:

@@ -66,7 +66,7 @@ def read_results(file: Path) -> list[Result]:
     Raises:
         UserError: If it is another file.
     """
-    found = []
+    results = []
     try:
         for line in file.read_text(encoding="utf-8").splitlines():
             if not line.strip():
@@ -74,17 +74,17 @@ def read_results(file: Path) -> list[Result]:
             row = json.loads(line)
             if row["key"] not in TASKS:
                 continue
-            known = {name: row[name] for name in Result.__dataclass_fields__ if name in row}
-            known["named"] = tuple(known.get("named", ()))
+            fields = {name: row[name] for name in Result.__dataclass_fields__ if name in row}
+            fields["named"] = tuple(fields.get("named", ()))
             defaults = {"protocol": "zero_shot", "model": file.stem, "sha256": ""}
-            found.append(Result(**(defaults | known)))
+            results.append(Result(**(defaults | fields)))
     except FileNotFoundError:
         raise UserError(f"Expected results as JSON lines, got no file {str(file)!r}: correct the path.") from None
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"Expected results as JSON lines in {str(file)!r}, got another file ({error}): correct it."
         ) from None
-    return found
+    return results
 
 
 def write_results(file: Path, results: Iterable[Result]) -> None:
@@ -99,26 +99,26 @@ class Aggregate(NamedTuple):
     Attributes:
         name: Name of the aggregate.
         mean: Mean over the sets that were evaluated; None without any.
-        found: Number of these sets.
+        count: number of these sets.
         of: Number of sets in the aggregate.
     """
 
     name: str
     mean: float | None
-    found: int
+    count: int
     of: int
 
     @property
     def complete(self) -> bool:
         """Whether no set is missing."""
-        return self.found == self.of
+        return self.count == self.of
 
 
 def aggregates(results: Iterable[Result]) -> list[Aggregate]:
     """Return DataComp's aggregates of zero-shot results."""
     main = {r.key: r.main for r in results if r.protocol == "zero_shot" and r.main is not None}
-    found = []
+    results = []
     for name, keys in AGGREGATES.items():
         values = [value for key in keys if (value := main.get(key)) is not None]
-        found.append(Aggregate(name, sum(values) / len(values) if values else None, len(values), len(keys)))
-    return found
+        results.append(Aggregate(name, sum(values) / len(values) if values else None, len(values), len(keys)))
+    return results

@@ -29,8 +29,8 @@ _ENDINGS = ("", ".jsonl", ".json", ".parquet", ".csv")
 
 def find_table(root: Path, folder: str) -> Path | None:
     """Return the path of a table; None if there is none."""
-    places = (f"{folder}/{folder}.jsonl", *(f"{folder}{ending}" for ending in _ENDINGS))
-    return next((path for place in places if (path := root / place).exists()), None)
+    names = (f"{folder}/{folder}.jsonl", *(f"{folder}{ending}" for ending in _ENDINGS))
+    return next((path for name in names if (path := root / name).exists()), None)
 
 
 class PairImages(torch.utils.data.Dataset[Sample]):
@@ -56,13 +56,13 @@ class PairImages(torch.utils.data.Dataset[Sample]):
 
     def captions(self, number: int) -> list[str]:
         """Return the captions of an image that are not empty."""
-        found = []
+        texts = []
         for row in self.rows[number]:
             try:
-                found += [text for text in self.table.captions(row) if text.strip()]
+                texts += [text for text in self.table.captions(row) if text.strip()]
             except BadSample:
                 continue  # the image is counted when it is read
-        return found
+        return texts
 
 
 class NamedImages(torch.utils.data.Dataset[Sample]):
@@ -145,18 +145,18 @@ def retrieval(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     Captions of images that cannot be used are left out with them.
     """
     samples = PairImages(path, model.transform)
-    found = encode_images(model, samples, loading)
-    captions = [samples.captions(number) for number in found.index.tolist()]
+    images = encode_images(model, samples, loading)
+    captions = [samples.captions(number) for number in images.index.tolist()]
     owners = torch.tensor([owner for owner, texts in enumerate(captions) for _ in texts], dtype=torch.long)
     if not len(owners):
         raise UserError(f"Expected images with captions in {str(path)!r}, got none that can be used: correct the set.")
     texts = encode_texts(model, [text for own in captions for text in own])
-    ranks = retrieval_ranks(found.features, texts, Matches(torch.arange(len(captions)), owners))
+    ranks = retrieval_ranks(images.features, texts, Matches(torch.arange(len(captions)), owners))
     percent = recalls(*ranks)
     names = {"text_to_image": "image_retrieval_recall", "image_to_text": "text_retrieval_recall"}
     metrics = {f"{names[way]}@{k}": percent[f"{way}_r{k}"] / 100 for way in names for k in (1, 5, 10)}
     metrics["mean_recall@1"] = sum(metrics[f"{name}@1"] for name in names.values()) / 2
-    return metrics, found
+    return metrics, images
 
 
 def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict[str, float], Encoded]:
@@ -185,20 +185,20 @@ def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
             )
         images |= {name: _content(image) for name, image in zip(row["candidates"], given, strict=True)}
     samples = NamedImages(images, model.transform)
-    found = encode_images(model, samples, loading)
-    place = {samples.names[number]: row for row, number in enumerate(found.index.tolist())}
-    rows = [row for row in rows if all(name in place for name in row["candidates"])]
+    images = encode_images(model, samples, loading)
+    image_rows = {samples.names[number]: row for row, number in enumerate(images.index.tolist())}
+    rows = [row for row in rows if all(name in image_rows for name in row["candidates"])]
     if not rows:
         raise UserError(f"Expected a row in {str(path)!r} whose images can be used, got none: get the set again.")
     cues = encode_texts(model, [cue_prompt(row["cue"]) for row in rows])
     scores: dict[int, list[float]] = {}
     for row, cue in zip(rows, cues, strict=True):
-        similarity = found.features[[place[name] for name in row["candidates"]]] @ cue
+        similarity = images.features[[image_rows[name] for name in row["candidates"]]] @ cue
         right = torch.tensor([name in row["associations"] for name in row["candidates"]])
         chosen = torch.zeros_like(right)
         chosen[highest(similarity, int(right.sum())).indices] = True
         scores.setdefault(len(right), []).append(jaccard(chosen, right))
-    return _by_candidates(scores), found
+    return _by_candidates(scores), images
 
 
 def _by_candidates(scores: Mapping[int, list[float]]) -> dict[str, float]:
@@ -233,15 +233,15 @@ def negatives(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
         keys.append(str(row["image"]) if isinstance(row["image"], str) else f"{path}, row {number}")
         images[keys[-1]] = _content(content)
     samples = NamedImages(images, model.transform)
-    found = encode_images(model, samples, loading)
-    place = {samples.names[number]: row for row, number in enumerate(found.index.tolist())}
-    used = [(row, place[key]) for row, key in zip(rows, keys, strict=True) if key in place]
+    images = encode_images(model, samples, loading)
+    image_rows = {samples.names[number]: row for row, number in enumerate(images.index.tolist())}
+    used = [(row, image_rows[key]) for row, key in zip(rows, keys, strict=True) if key in image_rows]
     if not used:
         raise UserError(f"Expected a row in {str(path)!r} whose image can be used, got none: correct the set.")
     right, wrong = (encode_texts(model, [row[name] for row, _ in used]) for name in ("caption", "negative"))
-    features = found.features[[row for _, row in used]]
+    features = images.features[[row for _, row in used]]
     nearer: Tensor = (features * right).sum(1) > (features * wrong).sum(1)
-    return {"acc1": float(nearer.double().mean())}, found
+    return {"acc1": float(nearer.double().mean())}, images
 
 
 def _content(image: Any) -> bytes | Path:

@@ -74,7 +74,7 @@ class Settings:
 
 def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Protocol) -> str | None:
     own = settings.note(protocol) if task.kind == "classification" else None
-    return "; ".join(part for part in (model.note, own) if part) or None
+    return "; ".join(clause for clause in (model.note, own) if clause) or None
 
 
 def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
@@ -109,10 +109,10 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
         if not wanted:
             continue
         try:
-            found = _results(model, task, settings, wanted)
+            images = _results(model, task, settings, wanted)
         except UserError as error:  # the others are evaluated nevertheless
-            found = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
-        for result in found:
+            images = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
+        for result in images:
             done[task.key, result.protocol] = result
             said = str(result.missing)
             if result.main is not None:
@@ -129,12 +129,12 @@ class _Measured:
     """What was measured on one set.
 
     Attributes:
-        found: The images of the test split; None if they were not read.
+        images: The images of the test split; None if they were not read.
         metrics: Metrics from 0 to 1 by protocol.
         missing: Why a protocol has none.
     """
 
-    found: Encoded | None = None
+    images: Encoded | None = None
     metrics: dict[Protocol, dict[str, float]] = field(default_factory=dict)
     missing: dict[Protocol, str] = field(default_factory=dict)
 
@@ -145,8 +145,8 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
     measure = _image_set if task.kind in ("classification", "attributes") else _table
     measured = measure(model, task, settings, protocols)
     common: dict[str, Any] = {"model": model.name, "sha256": model.sha256}
-    if (found := measured.found) is not None:
-        common |= {"samples": len(found.index), "bad": found.bad, "named": tuple(found.named)}
+    if (images := measured.images) is not None:
+        common |= {"samples": len(images.index), "bad": images.bad, "named": tuple(images.named)}
     common["seconds"] = round(time.monotonic() - began, 1)
     complete = {
         protocol: values | {"main_metric": _main(task, values)} for protocol, values in measured.metrics.items()
@@ -176,28 +176,28 @@ def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols:
         return _Measured(missing=dict.fromkeys(protocols, f"{ABSENT} {folder}"))
     prompts = _prompts(task, folder, settings)
     classes = len(prompts.names)
-    found = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
-    if not len(found.index):
+    images = encode_images(model, ImageSet(folder, "test", model.transform, classes), settings.loading)
+    if not len(images.index):
         raise UserError(
-            f"Expected images in {str(folder)!r}, got none that can be used ({found.bad}): get the set again."
+            f"Expected images in {str(folder)!r}, got none that can be used ({images.bad}): get the set again."
         )
-    measured = _Measured(found)
+    measured = _Measured(images)
     trained = [protocol for protocol in protocols if protocol != "zero_shot"]
     if task.kind == "attributes":
         if "zero_shot" in protocols:
-            measured.metrics["zero_shot"] = attribute_metrics(found, prompts, partial(_classes, model, settings))
+            measured.metrics["zero_shot"] = attribute_metrics(images, prompts, partial(_classes, model, settings))
         measured.missing = dict.fromkeys(trained, "several labels an image")
         return measured
     if "zero_shot" in protocols:
-        scores = zero_shot_scores(found.features, _classes(model, settings, prompts.names, prompts.templates))
-        measured.metrics["zero_shot"] = classification_metrics(task, scores, found)
+        scores = zero_shot_scores(images.features, _classes(model, settings, prompts.names, prompts.templates))
+        measured.metrics["zero_shot"] = classification_metrics(task, scores, images)
     if trained and not (folder / "train").is_dir():
         measured.missing = dict.fromkeys(trained, f"no training images in {folder / 'train'}")
     elif trained:
         train = _training(model, task, folder, classes, settings)
         for protocol in trained:
-            scores = _trained_scores(protocol, found, train, classes, settings)
-            measured.metrics[protocol] = classification_metrics(task, scores, found)
+            scores = _trained_scores(protocol, images, train, classes, settings)
+            measured.metrics[protocol] = classification_metrics(task, scores, images)
     return measured
 
 
@@ -215,7 +215,7 @@ def _prompts(task: Task, folder: Path, settings: Settings) -> Prompts:
 
 
 def _trained_scores(
-    protocol: Protocol, found: Encoded, train: tuple[Tensor, Tensor], classes: int, settings: Settings
+    protocol: Protocol, images: Encoded, train: tuple[Tensor, Tensor], classes: int, settings: Settings
 ) -> Tensor:
     features, label = train
     finite = features.isfinite().all(1)  # others would make every weight of a probe non-finite
@@ -223,9 +223,9 @@ def _trained_scores(
     chosen = few_shot(label, settings.shots, settings.seed)
     features, label = features[chosen], label[chosen]
     if protocol == "knn":
-        return nearest_neighbours(found.features, features, label, classes, settings.k, settings.temperature)
+        return nearest_neighbours(images.features, features, label, classes, settings.k, settings.temperature)
     weight, bias = linear_probe(features, label, classes, settings.c)
-    return found.features.double() @ weight.T + bias
+    return images.features.double() @ weight.T + bias
 
 
 def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
@@ -236,7 +236,7 @@ def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: lis
     if path is None:
         measured.missing["zero_shot"] = f"{ABSENT} {settings.root / task.folder}"
         return measured
-    metrics, measured.found = getattr(row_sets, task.kind)(model, path, settings.loading)
+    metrics, measured.images = getattr(row_sets, task.kind)(model, path, settings.loading)
     measured.metrics["zero_shot"] = metrics
     return measured
 
@@ -253,8 +253,8 @@ def _training(
     """Return the features and the labels of the training images, from the cache if they were encoded before."""
 
     def make() -> dict[str, Tensor]:
-        found = encode_images(model, ImageSet(folder, "train", model.transform, classes), settings.loading)
-        return {"features": found.features, "label": found.label}
+        images = encode_images(model, ImageSet(folder, "train", model.transform, classes), settings.loading)
+        return {"features": images.features, "label": images.label}
 
     stamps = [[file.name, file.stat().st_size] for file in sorted((folder / "train").glob("*.tar"))]
     kept = _cached(model, settings, json.dumps([task.key, stamps]), make)
@@ -273,5 +273,5 @@ def _cached(model: ImageTextModel, settings: Settings, key: str, make: Any) -> d
     made = make()
     if rank() == 0:
         with replacing(file) as staged:
-            save_file({part: tensor.contiguous() for part, tensor in made.items()}, staged)
+            save_file({clause: tensor.contiguous() for clause, tensor in made.items()}, staged)
     return made

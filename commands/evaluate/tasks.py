@@ -100,8 +100,8 @@ BESIDE = (
     Task("fairness/fairface", "FairFace", 10_954, "acc_avg", "attributes"),
     Task("fairness/utkface", "UTKFace", 23_703, "acc_avg", "attributes"),
     *(
-        Task(f"sugarcrepe/{part}", f"SugarCrepe {part}", None, "acc1", "negatives", f"sugarcrepe_{part}")
-        for part in _CREPE
+        Task(f"sugarcrepe/{subset}", f"SugarCrepe {subset}", None, "acc1", "negatives", f"sugarcrepe_{subset}")
+        for subset in _CREPE
     ),
     Task("retrieval/sharegpt4v_1k", "ShareGPT4V-1k", 1_000, "mean_recall@1", "retrieval", "sharegpt4v_1k"),
     Task("retrieval/sharegpt4v_15k", "ShareGPT4V-15k", 15_000, "mean_recall@1", "retrieval", "sharegpt4v_15k"),

@@ -82,7 +82,8 @@ def _along_the_line(fabric: Fabric, typed: argparse.Namespace, loading: Loading,
     names = [f"{result.key} ({result.protocol})" for result in rows[0][1]]
     lines = [f"| ratio | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
     lines += [
-        f"| {ratio:g} | {' | '.join(f'{100 * (each.main or 0):.1f}' for each in found)} |" for ratio, found in rows
+        f"| {ratio:g} | {' | '.join(f'{100 * (each.main or 0):.1f}' for each in aggregated)} |"
+        for ratio, aggregated in rows
     ]
     return "\n".join([*lines, f"Wrote {out.with_name(out.stem)}-<ratio>{out.suffix}, and a report beside each."])
 
@@ -127,7 +128,7 @@ def _results(
         tuple(with_braces(given_texts(typed.templates or []), "--templates")),
     )
     results = evaluate(model, tasks, settings, out)
-    order = {task.key: place for place, task in enumerate(tasks)}
+    order = {task.key: position for position, task in enumerate(tasks)}
     return sorted((r for r in results if r.key in order), key=lambda r: (order[r.key], r.protocol != "zero_shot"))
 
 
@@ -142,7 +143,7 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
             "one a line."
         )
     templates = with_braces(given_texts(typed.templates or list(TEMPLATES)), "--templates")
-    table, found = classify_folder(model, folder, names, templates, loading, typed.best)
+    table, results = classify_folder(model, folder, names, templates, loading, typed.best)
     if rank() != 0:
         return ""
     out = Path(typed.out or "classes.parquet").expanduser()
@@ -151,7 +152,7 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
     if typed.html:
         write_sheet(table, folder, Path(typed.html).expanduser())
         written.append(typed.html)
-    left_out = f" {sum(found.bad.values())} could not be read." if found.bad else ""
+    left_out = f" {sum(results.bad.values())} could not be read." if results.bad else ""
     said = f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
     measured = confusion(table, names)
     return f"{said}\n\n{measured}" if measured else said
