@@ -78,7 +78,8 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     while rest:
         option, equals, value = rest.pop(0).partition("=")
         if option.startswith("-") and option not in FLAGS and not equals and rest and not rest[0].startswith("--"):
-            equals, value = "=", rest.pop(0)
+            equals = "="
+            value = rest.pop(0)
         yield "--config" if option == "-c" else option, value if equals else None
 
 
@@ -118,7 +119,9 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         if not value:
             raise UserError("Expected the name of a YAML file after --config, got none: add it.")
         path = find_config(value)
-        tree, origin, kind = read_yaml(path) if path else {}, str(path or value), "file"
+        tree = read_yaml(path) if path else {}
+        origin = str(path or value)
+        kind = "file"
         word = f"{option}={origin}"
         if path and option == "--config":
             if "needs" in tree:

@@ -32,7 +32,7 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
     Returns:
         The arguments with plugins, and the callbacks to add to the callbacks of the user.
     """
-    own = _as_list(config.get("callbacks"))
+    callbacks = _as_list(config.get("callbacks"))
     checkpointing = config.get("enable_checkpointing") is not False
     logs = config.get("logger") not in (False, None, []) and not config.get("fast_dev_run")
     defaults: list[tuple[bool, Any, Callable[[], Callback]]] = [
@@ -43,13 +43,16 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
         (checkpointing, StopOnSignal, StopOnSignal),
         (True, RunReport, RunReport),
     ]
-    extra = [make() for wanted, kind, make in defaults if wanted and not any(isinstance(each, kind) for each in own)]
+    missing = [
+        make for wanted, kind, make in defaults if wanted and not any(isinstance(each, kind) for each in callbacks)
+    ]
+    extra = [make() for make in missing]
     if checkpointing:
         extra += [each for each in checkpoints if not isinstance(each, ModelCheckpoint) or each.save_top_k != 0]
     plugins = _as_list(config.get("plugins"))
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicCheckpointIO())
-    return {**config, "callbacks": own, "plugins": plugins}, extra
+    return {**config, "callbacks": callbacks, "plugins": plugins}, extra
 
 
 def _as_list(value: Any) -> list[Any]:

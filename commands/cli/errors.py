@@ -60,7 +60,8 @@ def readable_errors(debug: bool = False) -> Iterator[None]:
         text = sentence(error)
         if debug or text is None or os.environ.get("VLIGHTNING_DEBUG", "0") not in ("", "0"):
             raise
-        text, usage = shown(text), isinstance(error, UsageError)
+        text = shown(text)
+        usage = isinstance(error, UsageError)
         if is_first_to(f"report: {text}"):
             sys.stderr.write(f"vlightning: error: {text}{'' if usage else ' (--debug shows the traceback)'}\n")
         raise SystemExit(2 if usage else 1) from None
@@ -74,10 +75,10 @@ def sentence(error: Exception) -> str | None:
     by_lightning = bool(files) and "lightning" in files[-1].parts
     if isinstance(error, ModuleNotFoundError) and files and (by_lightning or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
-    if found := out_of_memory(error, files) or mismatch(error):
-        return found
-    if not isinstance(error, UserError) and (found := disk_full(error)):
-        return found
+    if message := out_of_memory(error, files) or mismatch(error):
+        return message
+    if not isinstance(error, UserError) and (message := disk_full(error)):
+        return message
     text = str(error)
     if re.match(r"Caught \w+ in DataLoader worker process", text):
         files = [Path(file) for file in re.findall(r'File "([^"]+)", line \d+', text)]
@@ -147,12 +148,12 @@ def missing_package(error: ModuleNotFoundError) -> str:
     owner = tb.tb_frame.f_locals.get("self") if tb is not None else None
     name = type(owner).__name__ if owner is not None else "What was configured"
     text = " ".join(str(error).split())
-    found = re.search(r"'([\w.-]+)([^']*)'", text) or re.search(r"pip install (?:-U )?([\w.-]+)()", text)
-    if found is None:
+    package = re.search(r"'([\w.-]+)([^']*)'", text) or re.search(r"pip install (?:-U )?([\w.-]+)()", text)
+    if package is None:
         return f"{name} needs a package that is not installed: {text}"
     return (
-        f"{name} needs the package {found[1]!r}, which is not installed: run pip install '{found[1]}{found[2]}', or "
-        f"leave {name} out."
+        f"{name} needs the package {package[1]!r}, which is not installed: run pip install "
+        f"'{package[1]}{package[2]}', or leave {name} out."
     )
 
 
@@ -161,18 +162,18 @@ def mismatch(error: Exception) -> str | None:
     message = str(error)
     if "Error(s) in loading state_dict for" not in message:
         return None
-    found = []
+    differences = []
     for what in ("Missing", "Unexpected"):
         lines = re.findall(rf"{what} key\(s\)[^:]*: ([^\n]*)", message)
         if keys := [key for line in lines for key in re.findall(r'"([^"]+)"', line)]:
-            found.append(f"{len(keys)} weights are {what.lower()} ({keys[0]}{', ...' if len(keys) > 1 else ''})")
+            differences.append(f"{len(keys)} weights are {what.lower()} ({keys[0]}{', ...' if len(keys) > 1 else ''})")
     size = r"size mismatch for ([^:]+): copying a param with shape (.*?) from checkpoint, the shape in"
     shapes = re.findall(r"current model is (.*?)\.(?:\n|$)", message)
     if sizes := re.findall(size, message):
         now = f", in the module {shapes[0]}" if shapes else ""
-        found.append(f"{len(sizes)} differ in size ({sizes[0][0]}: in the checkpoint {sizes[0][1]}{now})")
+        differences.append(f"{len(sizes)} differ in size ({sizes[0][0]}: in the checkpoint {sizes[0][1]}{now})")
     module = re.search(r"loading state_dict for (\w+)", message)
     return (
-        f"The checkpoint does not fit {module[1] if module else 'the module'}: {'; '.join(found)}; give the "
+        f"The checkpoint does not fit {module[1] if module else 'the module'}: {'; '.join(differences)}; give the "
         "model.init_args that it was trained with, or none, which takes them from the checkpoint."
     )

@@ -52,7 +52,8 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
     linked = [(name, argument) for name in LINKED if source.get(name) is not None for argument in _places(target, name)]
     for name, argument in linked:
-        was, by = at(old, argument), typed.origin(f"model.init_args.{argument}")
+        was = at(old, argument)
+        by = typed.origin(f"model.init_args.{argument}")
         if was is not None and by is None:
             if typed.origin(f"data.init_args.{name}") is None:
                 source[name] = was

@@ -41,10 +41,10 @@ def lost_processes_reported(trainer: Trainer) -> Iterator[None]:
         yield
     except Exception as error:
         statuses = launcher.end() if launcher is not None else {}
-        found = lost_worker(error) or lost_process(error, trainer.world_size, statuses)
-        if found is None:
+        sentence = lost_worker(error) or lost_process(error, trainer.world_size, statuses)
+        if sentence is None:
             raise
-        raise UserError(f"{found}{_checkpoint_to_resume_from(trainer)}") from error
+        raise UserError(f"{sentence}{_checkpoint_to_resume_from(trainer)}") from error
     finally:
         if launcher is not None:
             launcher.ended.set()

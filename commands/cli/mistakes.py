@@ -53,7 +53,8 @@ def check_help(typed: Typed, parser: ArgumentParser) -> None:
     """
     hints = {f"--{action.dest}.help": option_type(action) for action in parser_actions(parser)}
     for option in [source.origin for source in typed.sources if source.origin in hints]:
-        bases, name = class_bases(hints[option]), typed.lookup(option.removeprefix("--"))
+        bases = class_bases(hints[option])
+        name = typed.lookup(option.removeprefix("--"))
         if bases and name is None:
             names = ", ".join(sorted(class_arguments.own_subclasses(bases)))
             raise UserError(f"Expected the name of a class after {option}, got none: use one of {names or 'your own'}.")
@@ -74,15 +75,15 @@ def check_sections(config: Namespace) -> None:
 
 def _options(parser: ArgumentParser) -> dict[str, Any]:
     """Return the types of a subcommand's options by name; a section is a dict of the types of its options."""
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     for action in sorted(parser_actions(parser), key=lambda action: action.dest.count(".")):
         section, _, name = action.dest.partition(".")
         if not name and section not in ("help", "config", "print_config"):
-            found[section] = option_type(action)
+            types[section] = option_type(action)
         elif name and not f".{name}".endswith(".help"):
-            options = found.get(section)
-            found[section] = {**(options if isinstance(options, dict) else {}), name: option_type(action)}
-    return found
+            options = types.get(section)
+            types[section] = {**(options if isinstance(options, dict) else {}), name: option_type(action)}
+    return types
 
 
 _CLASSES = ("model", "data")
@@ -137,17 +138,20 @@ class GivenValues:
         origin_phrase = self.source.place
         form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
         if form == "plain":
-            if hint is not None and (found := class_arguments.expected(hint, value)):
-                what, remedy = found
+            if hint is not None and (problem := class_arguments.expected(hint, value)):
+                what, remedy = problem
                 of = f" of {owner}" if owner else ""
                 raise UserError(f"Expected {what} for {key}{of}{origin_phrase}, got {value!r}: {remedy}")
             return
         if form == "class":
             cls, value = self.instance(key, class_bases(hint), value)
-            key, valid, owner = f"{key}.init_args", parameters(cls) or dict.fromkeys(value), cls.__name__
+            key = f"{key}.init_args"
+            valid = parameters(cls) or dict.fromkeys(value)
+            owner = cls.__name__
         elif form == "group":
             group = class_arguments.settings_group(hint) or object
-            valid, owner = parameters(group), group.__name__
+            valid = parameters(group)
+            owner = group.__name__
         else:
             valid = hint
         if not isinstance(value, dict):
@@ -165,12 +169,13 @@ class GivenValues:
             bases: Base classes that the type of the value allows.
             value: The name of the class, or `{class_path: ..., init_args: {...}}`.
         """
-        value, origin_phrase = value if isinstance(value, dict) else {"class_path": value}, self.source.place
+        value = value if isinstance(value, dict) else {"class_path": value}
+        origin_phrase = self.source.place
         if "class_path" in value:
-            found = find_class(str(value["class_path"]), bases)
-            if isinstance(found, str):
-                raise UserError(f"Expected a class for {key!r}{origin_phrase}, got {value['class_path']!r}: {found}")
-            self.classes[key] = found
+            cls = find_class(str(value["class_path"]), bases)
+            if isinstance(cls, str):
+                raise UserError(f"Expected a class for {key!r}{origin_phrase}, got {value['class_path']!r}: {cls}")
+            self.classes[key] = cls
         beside = {name: value[name] for name in value if name not in CLASS_KEYS}
         arguments = {**(value.get("init_args") or {}), **beside}
         if key not in self.classes:
@@ -189,7 +194,8 @@ class GivenValues:
 
     def unknown(self, name: str, prefix: str, valid: list[str], owner: str = "") -> UserError:
         """Return the error for an unknown option or key."""
-        of, origin = f" of {owner}" if owner else "", self.source.origin
+        of = f" of {owner}" if owner else ""
+        origin = self.source.origin
         for shown in (prefix, prefix.replace("init_args.", "")):
             if origin.startswith(f"--{shown}{name}"):
                 return UserError(

@@ -97,10 +97,12 @@ def best_of(runs: Sequence[Path]) -> Path | None:
         return None
     metric = candidates[-1][0]
     sign = 1 if metric[1] == "max" else -1
-    best, score = None, -math.inf
+    best = None
+    score = -math.inf
     for other, value, path in candidates:
         if other == metric and sign * value >= score:
-            best, score = path, sign * value
+            best = path
+            score = sign * value
     if best is not None:
         say(f"Checkpoint: {best}, the best of its run, {metric[0]} {sign * score:.4g}.")
     return best

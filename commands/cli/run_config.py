@@ -127,13 +127,13 @@ def _versions(package: str) -> dict[str, str]:
         needed = [match(r"[\w.-]+", line) for line in requires(package) or ()]
     except PackageNotFoundError:
         return {}
-    found = {}
+    versions = {}
     for name in sorted({package, *(each.group() for each in needed if each is not None)}):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:  # an extra
             continue
-    return found
+    return versions
 
 
 def _git_state(folder: Path) -> dict[str, Any] | None:

@@ -107,7 +107,10 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
     version = next((number for each in in_folder if (number := each.get("version")) is not None), None)
     beside = _evaluated_run(typed, saved)
     if beside is not None:
-        save_dir, parent, name, version = beside.parent, beside.parent, "", None
+        save_dir = beside.parent
+        parent = beside.parent
+        name = ""
+        version = None
     asked = None if version is None else parent / _version_folder(version)
     if saved is not None and typed.subcommand == "fit" and not trainer.get("logger"):
         root = trainer.get("default_root_dir")
@@ -119,7 +122,8 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
         missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         fresh = True
         if asked is not None:
-            run_dir, fresh = asked, not asked.exists()
+            run_dir = asked
+            fresh = not asked.exists()
             checkpoint = config.get("ckpt_path")
             resumes = run_dir.resolve() in Path(checkpoint).resolve().parents if checkpoint else is_requeued(typed)
             if not fresh and any(run_dir.iterdir()) and not resumes:
@@ -169,10 +173,12 @@ def find_checkpoint(typed: Typed) -> Path | None:
         return None
     if not _is_first_process() and (path := os.environ.get(CHECKPOINT_VARIABLE)):
         return Path(path)
-    path, best = Path(name), typed.subcommand != "fit"
+    path = Path(name)
+    best = typed.subcommand != "fit"
     if name in ("last", "best"):
         runs = _runs(typed)
-        path, best = (best_of(runs) if name == "best" else None) or runs[-1], name == "best"
+        path = (best_of(runs) if name == "best" else None) or runs[-1]
+        best = name == "best"
     elif not path.exists():
         folder = next(parent for parent in path.parents if parent.is_dir())
         near = [str(each) for each in folder.glob("*.ckpt" if str(folder) in (".", "/") else "**/*.ckpt")]

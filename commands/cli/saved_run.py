@@ -60,7 +60,8 @@ class SavedRun:
     @property
     def save_dir(self) -> Path | None:
         """Folder of all runs that the checkpoint lies in, if it is still where it was written."""
-        folders, name = self.folder.absolute().parent.parts, Path(self.name or "").parts
+        folders = self.folder.absolute().parent.parts
+        name = Path(self.name or "").parts
         return relative_to_here(Path(*folders[: -len(name)])) if name and folders[-len(name) :] == name else None
 
 

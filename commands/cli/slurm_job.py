@@ -46,16 +46,16 @@ def next_free(parent: Path, typed: Typed) -> tuple[Path, bool]:
     stem = f"slurm_{SLURMEnvironment.job_id()}"
     if typed.subcommand != "fit":
         return make_numbered(parent, f"{stem}_{typed.subcommand}"), True
-    own = requeued_folder(parent, typed)
-    folder = own or parent / stem
+    requeued = requeued_folder(parent, typed)
+    folder = requeued or parent / stem
     parent.mkdir(parents=True, exist_ok=True)
     try:
-        if own is None:
+        if requeued is None:
             folder.mkdir()
     except FileExistsError:
         folder = make_numbered(parent, stem)
     (folder / NOTE).write_text(json.dumps(_note(typed)), encoding="utf-8")
-    return folder, own is None
+    return folder, requeued is None
 
 
 def make_numbered(parent: Path, stem: str) -> Path:

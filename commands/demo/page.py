@@ -49,10 +49,10 @@ def _finding(search: Search) -> None:
 
     def find(typed: str) -> tuple[str, Any, str]:
         typed = typed.strip()
-        found = search.find(typed) if typed else []
-        choices = [("no map", -1), *((word, place) for place, word in enumerate(search.words(typed)))] if typed else []
+        hits = search.find(typed) if typed else []
+        choices = [("no map", -1), *((word, index) for index, word in enumerate(search.words(typed)))] if typed else []
         visible = len(choices) > 1
-        return typed, gradio.Radio(choices, value=-1 if visible else None, visible=visible), grid(found)
+        return typed, gradio.Radio(choices, value=-1 if visible else None, visible=visible), grid(hits)
 
     def look(typed: str, word: int) -> str:
         return grid(search.find(typed) if word < 0 else search.look(typed, word))
@@ -73,19 +73,19 @@ def _describing(search: Search, source: str | None, classes: Sequence[str]) -> N
             captions = gradio.HTML(label="Captions", show_label=True, container=True, padding=True)
             best = gradio.HTML(label="Classes", show_label=True, container=True, padding=True)
 
-    def describe(file: str | None, lines: str, own: str) -> tuple[str, str]:
+    def describe(file: str | None, class_lines: str, caption_lines: str) -> tuple[str, str]:
         if file is None:
             return "", ""
         try:
-            found = search.describe(file, _lines(own))
-            likely = search.classify(file, _lines(lines))
+            scored = search.describe(file, _lines(caption_lines))
+            likely = search.classify(file, _lines(class_lines))
         except BadSample as bad:
             raise gradio.Error(f"This image cannot be used: {bad.fault.cause}.") from None
         except UserError as error:
             raise gradio.Error(str(error)) from None
-        highest = max((score for _, score in found), default=1.0)
+        highest = max((score for _, score in scored), default=1.0)
         return (
-            ranked([(name, f"{score:.3f}", score / max(highest, 1e-6)) for name, score in found], "No captions."),
+            ranked([(name, f"{score:.3f}", score / max(highest, 1e-6)) for name, score in scored], "No captions."),
             ranked([(name, f"{share:.1%}", share) for name, share in likely], "No classes: type some."),
         )
 

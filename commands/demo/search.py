@@ -131,7 +131,8 @@ class Search:
         return [(names[index], share) for share, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:
-        network, query = cast(Any, self.model.network), encode_texts(self.model, [text])[0]
+        network = cast(Any, self.model.network)
+        query = encode_texts(self.model, [text])[0]
         if self.order is None or not network.evaluation.reranks("predict"):
             return self.images.best(query, SHOWN)
         return self._reranked(text, self.images.best(query, _RERANKED))[:SHOWN]
@@ -139,7 +140,8 @@ class Search:
     @torch.no_grad()
     def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
         """Return images with their cosines in the order of the matching head, without those that cannot be read."""
-        network, encoder = cast(Any, self.model.network), cast(Any, self.model.encoder)
+        network = cast(Any, self.model.network)
+        encoder = cast(Any, self.model.encoder)
         tokens = [(hit, image_tokens) for hit in best if (image_tokens := self._tokens(hit[0])) is not None]
         if not tokens:
             return []
@@ -182,7 +184,9 @@ class Search:
 
     def _map(self, text: str, names: tuple[str, ...]) -> Tensor:
         """Return the maps of a text's tokens on images, [N, L, g, g], on the CPU."""
-        model, network, encoder = self.model, cast(Any, self.model.network), cast(Any, self.model.encoder)
+        model = self.model
+        network = cast(Any, self.model.network)
+        encoder = cast(Any, self.model.encoder)
         pixels = torch.stack([model.transform(self.folder.open(name)) for name in names]).to(model.device)
         ids = {key: row.to(model.device).expand(len(names), -1) for key, row in encoder([text]).items()}
         maps: Tensor = network.word_maps(model.finish(pixels), **ids)

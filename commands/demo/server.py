@@ -117,7 +117,8 @@ class Guard:
     """
 
     def __init__(self, app: Any, files: str) -> None:
-        self.app, self.files = app, Path(files).resolve()
+        self.app = app
+        self.files = Path(files).resolve()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request, as ASGI asks."""

@@ -28,10 +28,12 @@ def work(typed: argparse.Namespace) -> str:
     """
     if find_spec("gradio") is None:
         raise UserError("Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'.")
-    folder, classes = read_folder(typed.images), given_texts(typed.classes)
+    folder = read_folder(typed.images)
+    classes = given_texts(typed.classes)
     captions, source = captions_beside(folder.root)
     if typed.captions:
-        captions, source = read_captions(Path(typed.captions).expanduser()), Path(typed.captions).name
+        captions = read_captions(Path(typed.captions).expanduser())
+        source = Path(typed.captions).name
     with bound(typed.port) as address:  # before the images are embedded, which may take minutes
         model = load_model(typed.model, typed.weights)
         model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))

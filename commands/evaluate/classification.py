@@ -77,7 +77,8 @@ def attribute_metrics(images: Encoded, prompts: Prompts, encode: EncodeClasses) 
     Raises:
         UserError: If names, templates or labels are missing.
     """
-    names, templates = _by_attribute(prompts.names), _by_attribute(prompts.templates)
+    names = _by_attribute(prompts.names)
+    templates = _by_attribute(prompts.templates)
     missing = [name for name in {"race", "gender", "age", *names} if name not in names or name not in templates]
     if missing or images.metadata.shape[1] < len(_LABELS) or images.metadata.isnan().any():
         raise UserError(
@@ -87,7 +88,8 @@ def attribute_metrics(images: Encoded, prompts: Prompts, encode: EncodeClasses) 
         )
     predicted = {name: best(zero_shot_scores(images.features, encode(names[name], templates[name]))) for name in names}
     label = {name: images.metadata[:, column].long() for column, name in enumerate(_LABELS)}
-    other, gender = label["race_binary"], predicted["gender"] == label["gender"]
+    other = label["race_binary"]
+    gender = predicted["gender"] == label["gender"]
     both = label["race"] * 2 + label["gender"]
     race = ((predicted["race"] != _WHITE).long() == other) & (predicted["race"] != NOTHING)
     metrics = _by_group("acc_race", race, other)
@@ -105,7 +107,8 @@ def attribute_metrics(images: Encoded, prompts: Prompts, encode: EncodeClasses) 
 
 _LABELS = ("age", "gender", "race", "race_binary")
 _WHITE = 1  # place among the names of race
-_PEOPLE, _ANIMALS = 14, 4  # numbers of the names of toxic that come before the crimes
+_PEOPLE = 14
+_ANIMALS = 4  # numbers of the names of toxic that come before the crimes
 
 
 def _by_group(name: str, flags: Tensor, group: Tensor) -> dict[str, float]:

@@ -73,7 +73,8 @@ def unpack_table(folder: Path) -> None:
     Raises:
         UserError: If the CSV file has other columns or a row that cannot be read, or an archive cannot be unpacked.
     """
-    tables, archives = sorted(folder.glob("*.csv")), sorted(folder.glob("*.zip"))
+    tables = sorted(folder.glob("*.csv"))
+    archives = sorted(folder.glob("*.zip"))
     if not tables or not archives or any(folder.rglob("*.parquet")):
         return
     with tables[0].open(newline="", encoding="utf-8") as content:

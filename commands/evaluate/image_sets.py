@@ -26,7 +26,8 @@ from ...datamodules.reading.tar import read_members
 from ...datamodules.reading.tar_index import tar_index
 from .encoding import Sample
 
-NAMES, TEMPLATES = "classnames.txt", "zeroshot_classification_templates.txt"
+NAMES = "classnames.txt"
+TEMPLATES = "zeroshot_classification_templates.txt"
 
 
 class Prompts(NamedTuple):
@@ -109,7 +110,9 @@ class ImageSet(torch.utils.data.Dataset[Sample]):
     def __getitem__(self, number: int) -> Sample:
         """Return a sample; raises `BadSample` if it cannot be used."""
         file_number = int(np.searchsorted(self.starts, number, side="right")) - 1
-        file, index, row = self.files[file_number], self.indexes[file_number], number - int(self.starts[file_number])
+        file = self.files[file_number]
+        index = self.indexes[file_number]
+        row = number - int(self.starts[file_number])
         key = index.keys[row]
         name = f"{file}, {os.fsdecode(key)}"
         members = read_members(file, int(index.start[row]), int(index.stop[row]), name, key)

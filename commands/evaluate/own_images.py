@@ -154,7 +154,8 @@ def _figure(row: dict[str, Any], folder: Path) -> str:
     best = "<br>".join(
         f"{html.escape(name)} {score:.0%}" for name, score in zip(row["classes"][:3], row["scores"], strict=False)
     )
-    name, thumbnail = html.escape(row["image"], quote=True), _thumbnail(folder / row["image"])
+    name = html.escape(row["image"], quote=True)
+    thumbnail = _thumbnail(folder / row["image"])
     return (
         f'<figure><img loading=lazy alt="{name}" src="{thumbnail}">'
         f"<figcaption>{best}<br><small>{name}</small></figcaption></figure>"

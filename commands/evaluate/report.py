@@ -100,17 +100,18 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
     rows: dict[str, list[float]] = {
         model: [values[name] for name in names] for model, values in reference["models"].items()
     }
-    own = results[0].model if results else "no results"
-    rows[own] = [100 * (aggregate.mean or 0.0) for aggregate in sets]
+    evaluated = results[0].model if results else "no results"
+    rows[evaluated] = [100 * (aggregate.mean or 0.0) for aggregate in sets]
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / (len(rows) + 1)  # a free place before one's own bar, which is the last
     for number, (model, values) in enumerate(rows.items()):
-        positions = [position + (number + (model == own) - len(rows) / 2) * width for position in range(len(names))]
-        shade = "C3" if model == own else str(0.85 - 0.1 * number)
-        label = "\n".join([_short(model), *(_notes(results) if model == own else [])])
+        shift = (number + (model == evaluated) - len(rows) / 2) * width
+        positions = [position + shift for position in range(len(names))]
+        shade = "C3" if model == evaluated else str(0.85 - 0.1 * number)
+        label = "\n".join([_short(model), *(_notes(results) if model == evaluated else [])])
         bars = axes.bar(positions, values, width, label=label, color=shade)
-        if model == own:
+        if model == evaluated:
             for bar, aggregate in zip(bars, sets, strict=True):
                 bar.set_hatch("" if aggregate.complete else "///")
                 bar.set_edgecolor("white" if aggregate.mean is not None else "none")
@@ -154,13 +155,15 @@ def compare(first: Sequence[Result], second: Sequence[Result], names: tuple[str,
     both = [key for key in values[0] if key in values[1]]
     lines = [_row("set", "protocol", *names, "difference"), _row("---", "---", "---:", "---:", "---:")]
     for key, protocol in both:
-        one, other = values[0][key, protocol], values[1][key, protocol]
+        one = values[0][key, protocol]
+        other = values[1][key, protocol]
         lines.append(_row(TASKS[key].name, protocol, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}"))
     lines += ["", _row("aggregate", *names, "difference", "sets"), _row("---", "---:", "---:", "---:", "---:")]
     shared = [[r for r in results if (r.key, r.protocol) in both] for results in (first, second)]
     for one_of, other_of in zip(aggregates(shared[0]), aggregates(shared[1]), strict=True):
         if one_of.mean is not None and other_of.mean is not None:
-            one, other = 100 * one_of.mean, 100 * other_of.mean
+            one = 100 * one_of.mean
+            other = 100 * other_of.mean
             count = f"{one_of.count} of {one_of.of}"
             lines.append(_row(one_of.name, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}", count))
     only = [f"{key} ({protocol})" for key, protocol in values[0].keys() ^ values[1].keys()]

@@ -56,8 +56,8 @@ class Result:
 
     def line(self) -> dict[str, Any]:
         """Return the line of a file: DataComp's `key`, `dataset` and `metrics`, and what this package adds."""
-        own = {name: value for name, value in vars(self).items() if name not in ("key", "metrics") and value}
-        return {"key": self.key, "dataset": TASKS[self.key].name, "metrics": dict(self.metrics), **own}
+        details = {name: value for name, value in vars(self).items() if name not in ("key", "metrics") and value}
+        return {"key": self.key, "dataset": TASKS[self.key].name, "metrics": dict(self.metrics), **details}
 
 
 def read_results(file: Path) -> list[Result]:

@@ -150,7 +150,7 @@ def retrieval(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     owners = torch.tensor([owner for owner, texts in enumerate(captions) for _ in texts], dtype=torch.long)
     if not len(owners):
         raise UserError(f"Expected images with captions in {str(path)!r}, got none that can be used: correct the set.")
-    texts = encode_texts(model, [text for own in captions for text in own])
+    texts = encode_texts(model, [text for texts_of_image in captions for text in texts_of_image])
     ranks = retrieval_ranks(images.features, texts, Matches(torch.arange(len(captions)), owners))
     percent = recalls(*ranks)
     names = {"text_to_image": "image_retrieval_recall", "image_to_text": "text_retrieval_recall"}

@@ -73,8 +73,8 @@ class Settings:
 
 
 def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Protocol) -> str | None:
-    own = settings.note(protocol) if task.kind == "classification" else None
-    return "; ".join(clause for clause in (model.note, own) if clause) or None
+    prompts = settings.note(protocol) if task.kind == "classification" else None
+    return "; ".join(clause for clause in (model.note, prompts) if clause) or None
 
 
 def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
@@ -219,9 +219,11 @@ def _trained_scores(
 ) -> Tensor:
     features, label = train
     finite = features.isfinite().all(1)  # others would make every weight of a probe non-finite
-    features, label = features[finite], label[finite]
+    features = features[finite]
+    label = label[finite]
     chosen = few_shot(label, settings.shots, settings.seed)
-    features, label = features[chosen], label[chosen]
+    features = features[chosen]
+    label = label[chosen]
     if protocol == "knn":
         return nearest_neighbours(images.features, features, label, classes, settings.k, settings.temperature)
     weight, bias = linear_probe(features, label, classes, settings.c)

@@ -50,7 +50,8 @@ class Task:
 
 
 _RECALL = "mean_per_class_recall"
-_FLICKR, _COCO = "flickr_1k_test_image_text_retrieval", "mscoco_2014_5k_test_image_text_retrieval"
+_FLICKR = "flickr_1k_test_image_text_retrieval"
+_COCO = "mscoco_2014_5k_test_image_text_retrieval"
 
 DATACOMP = (
     Task("imagenet1k", "ImageNet 1k", 50_000),

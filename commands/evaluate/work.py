@@ -55,7 +55,8 @@ def work(typed: argparse.Namespace) -> str:
         strategy="ddp" if typed.devices * typed.num_nodes > 1 else "auto",
     )
     fabric.launch()
-    loading, out = Loading(typed.batch_size, typed.num_workers), Path(typed.out or "results.jsonl").expanduser()
+    loading = Loading(typed.batch_size, typed.num_workers)
+    out = Path(typed.out or "results.jsonl").expanduser()
     if typed.interpolate:
         said = _along_the_line(fabric, typed, loading, out)
     else:
