@@ -3,13 +3,11 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import pyarrow.parquet
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, recall_score
 
 from support.data.evaluation_sets import (
@@ -28,15 +26,9 @@ from support.data.evaluation_sets import (
     write_task,
     write_winogavil,
 )
-from support.methods.clip import add_tiny_clip
-from support.methods.methods import METHODS, OTHERS
 from support.runs.command_line import run
-from vlightning.callbacks import OnlineProbe
-from vlightning.commands.evaluate.classification import few_shot, linear_probe
 from vlightning.commands.evaluate.encoding import Loading, encode_classes, encode_images
 from vlightning.commands.evaluate.image_sets import ImageSet
-from vlightning.commands.evaluate.model import _logit_scale
-from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 from vlightning.commands.evaluate.report import compare, markdown, write_report
 from vlightning.commands.evaluate.results import aggregates, read_results
 from vlightning.commands.evaluate.row_sets import cue_prompt, retrieval
@@ -326,44 +318,6 @@ def test_retrieval_in_training_has_the_commands_recalls(root):
 # Frozen features
 
 
-def test_the_linear_probe_is_scikit_learns():
-    generator = torch.Generator().manual_seed(0)
-    label = torch.randint(0, 4, (90,), generator=generator)
-    features = torch.randn(90, 6, generator=generator, dtype=torch.float64) + 0.7 * torch.eye(6)[label]
-    for c in (0.3, 10.0):
-        theirs = LogisticRegression(C=c, tol=1e-10, max_iter=10_000).fit(features.numpy(), label.numpy())
-        weight, bias = linear_probe(features, label, 4, c)
-        torch.testing.assert_close(weight, torch.from_numpy(theirs.coef_), atol=2e-4, rtol=0)
-        # Their bias is free up to a constant.
-        intercept = torch.from_numpy(theirs.intercept_)
-        torch.testing.assert_close(bias - bias.mean(), intercept - intercept.mean(), atol=2e-4, rtol=0)
-
-
-def test_the_online_probe_converges_to_the_linear_probe():
-    """Its LayerNorm stands before the classifier, and it has no penalty: C is infinite."""
-    generator = torch.Generator().manual_seed(0)
-    label = torch.randint(0, 3, (60,), generator=generator)
-    features = torch.randn(60, 5, generator=generator) + torch.eye(5)[label]
-    probe = OnlineProbe(3, learning_rate=0.05, weight_decay=0.0)
-    for _ in range(400):
-        probe._step(features, label)
-    head, _ = probe._probe(features)
-    normed = torch.nn.functional.layer_norm(features.double(), (5,), eps=1e-6)
-    weight, bias = linear_probe(normed, label, 3, 1e9)
-    theirs = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(normed.numpy(), label.numpy())
-    expected = torch.from_numpy(theirs.predict_proba(normed.numpy()))
-    torch.testing.assert_close((normed @ weight.T + bias).softmax(1), expected, atol=1e-4, rtol=0)
-    torch.testing.assert_close(head(features).softmax(1).double(), expected, atol=2e-3, rtol=0)
-
-
-def test_shots_are_a_number_of_samples_of_each_class_by_seed():
-    label = torch.tensor([0] * 10 + [1] * 3 + [2])
-    chosen = few_shot(label, 3, seed=0)
-    assert label[chosen].tolist() == [0, 0, 0, 1, 1, 1, 2]
-    assert chosen.tolist() == few_shot(label, 3, seed=0).tolist() != few_shot(label, 3, seed=1).tolist()
-    assert few_shot(label, None, seed=0).tolist() == list(range(14))
-
-
 def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypatch):
     task = TASKS["cifar10"]
     folder = write_image_set(tmp_path, task, LABELS, LABELS)
@@ -426,60 +380,6 @@ def test_training_images_with_a_non_finite_feature_take_no_part(tmp_path):
 # One's own images
 
 
-def test_own_images_get_their_best_classes_and_a_page(tmp_path):
-    folder = tmp_path / "photos"
-    (folder / "more").mkdir(parents=True)
-    for number, colour in enumerate(NAMES):
-        (folder / "more" / f"{colour} & co.png").write_bytes(picture(colour, number))
-    (folder / "broken.jpg").write_bytes(b"x")
-    table, found = classify_folder(colour_model(), folder, NAMES, ["a {} thing"], Loading(2, 0), best=2)
-    assert found.bad == {"not an image": 1}
-    rows = {row["image"]: row for row in table.to_pylist()}
-    assert {name: row["classes"][0] for name, row in rows.items()} == {f"more/{c} & co.png": c for c in NAMES}
-    assert all(1 >= row["scores"][0] >= row["scores"][1] >= 0 for row in rows.values())
-    write_sheet(table, folder, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert page.count("<img ") == 6
-    assert "more/red &amp; co.png" in page
-    assert "data:image/jpeg;base64," in page
-    file = tmp_path / "t.parquet"
-    pyarrow.parquet.write_table(table, file)
-    assert pyarrow.parquet.read_table(file).column_names == ["image", "label", "classes", "scores"]
-
-
-def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = {"red": ["red", "red", "blue"], "blue": ["blue"], "yellow": ["yellow"]}
-    for label, colours in shown.items():
-        Path("photos", label).mkdir(parents=True)
-        for number, colour in enumerate(colours):
-            Path("photos", label, f"{number}.png").write_bytes(picture(colour, number))
-    model = with_non_finite_features(colour_model(), "yellow")
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: model)
-    words = ("evaluate", "--model", "colours", "--images", "photos", "--num_workers=0", "--html=page.html")
-    ran = run(*words)
-    assert ran.status == 0, ran.err
-    assert "Accuracy: 60.00% of 5 images in folders of their classes." in ran.out
-    assert "| label | blue | red | yellow | (non-finite) | right |" in ran.out
-    assert "| red | 1 | 2 | 0 | 0 | 66.7% |" in ran.out
-    assert "| yellow | 0 | 0 | 0 | 1 | 0.0% |" in ran.out
-    rows = pyarrow.parquet.read_table("classes.parquet").to_pylist()
-    assert [(row["label"], len(row["classes"])) for row in rows] == [("blue", 3), *[("red", 3)] * 3, ("yellow", 0)]
-    assert "Accuracy" not in run(*words, "--classes", "green", "white").out  # none of the folders is a class
-    Path("photos/more.png").write_bytes(picture("red", 0))
-    assert "Expected --classes with --images, or a folder of each class, got neither" in run(*words).sentence
-
-
-@pytest.mark.parametrize("scale", [1.0, 14.0])
-def test_scores_are_the_softmax_by_the_models_own_temperature(tmp_path, scale):
-    (tmp_path / "red.png").write_bytes(picture("red", 0))
-    model = replace(colour_model(), logit_scale=scale)
-    table, found = classify_folder(model, tmp_path, NAMES, ["a {} thing"], Loading(2, 0), best=6)
-    cosines = found.features @ encode_classes(model, NAMES, ["a {} thing"]).T
-    expected = (scale * cosines[0]).softmax(0).sort(descending=True).values
-    assert table["scores"][0].as_py() == pytest.approx(expected.tolist())
-
-
 def test_one_set_is_one_row_and_sets_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     write_task(tmp_path / "sets", TASKS["cifar10"])
     monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: colour_model())
@@ -489,25 +389,3 @@ def test_one_set_is_one_row_and_sets_that_are_not_there_are_one_line(tmp_path, m
     assert "Not in the folder of the sets: 37 (imagenet1k, " in ran.out
     assert "no set in" not in ran.out
     assert len(ran.out.splitlines()) < 20
-
-
-def test_a_model_of_open_clip_runs_with_untrained_weights(tmp_path):
-    (tmp_path / "red.png").write_bytes(picture("red", 0))
-    words = ("--images", tmp_path, "--classes", "red", "blue", "--num_workers=0", "--out", tmp_path / "c.parquet")
-    ran = run("evaluate", "--model", add_tiny_clip(), "--weights", "random", *words)
-    assert ran.status == 0, ran.err
-    assert f"Classified 1 images by {add_tiny_clip()} (random)" in ran.out
-    refused = run("evaluate", "--model", "ViT-B-3", "--weights", "random", *words)
-    assert refused.sentence.startswith("Expected a model of open_clip for the weights 'random', got 'ViT-B-3': did you")
-
-
-@pytest.mark.parametrize("name", ["albef", "clip", "mmlg", "mobileclip", "shre"])
-def test_the_temperature_is_that_of_the_method(name, tmp_path):
-    method = (METHODS | OTHERS)[name]
-    module, _ = method.build(method.prepare(tmp_path), seed=0, batch_size=4, num_workers=0)
-    temperatures = {
-        "albef": lambda: module.temperature,
-        "shre": lambda: (-module.scales["h2"]).exp(),
-    }
-    temperature = temperatures.get(name, lambda: (-module.student.logit_scale).exp())()
-    assert _logit_scale(module) == pytest.approx(1 / float(temperature))
