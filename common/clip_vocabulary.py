@@ -2,6 +2,8 @@
 
 import functools
 
+CLIP = "clip"
+"""Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_VOCABULARY = 49408
 """Number of tokens of CLIP's tokenizer."""
 START, END = "<|startoftext|>", "<|endoftext|>"

@@ -1,15 +1,16 @@
-"""The methods, one folder each.
+"""The methods, one folder each, and those that other installed packages name.
 
 A method is imported when one of its names is first used, so that ALBEF does not import the libraries of MobileCLIP.
+
+Another package names its methods as entry points of the group `vlightning.methods`, `name = "module:Class"`; the
+command line then finds them as it finds the methods of this package.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from ..common.errors import UserError
 from ..common.lazy import LazyNames
-from .core.file_readers import Loaded, register_file_reader
-from .core.tokenizer_reader import register_tokenizer_reader
 
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
@@ -75,8 +76,40 @@ __all__ = [
 
 
 def load_all() -> None:
-    """Import every public name, so that a command line finds the classes by their short names."""
+    """Import every public name, so that a command line finds the classes by their short names.
+
+    Raises:
+        UserError: If the method of another package cannot be imported.
+    """
     _LAZY.load_all()
+    for entry in installed():
+        _load(entry)
+
+
+def installed() -> list[EntryPoint]:
+    """Return the entry points of the methods of other packages, which are not imported; by name."""
+    return sorted(set(entry_points(group="vlightning.methods")))
+
+
+def method_classes() -> dict[str, type[Any]]:
+    """Return the classes of this folder and of other packages, by the name of the class.
+
+    Raises:
+        UserError: If the method of another package cannot be imported.
+    """
+    values = {name: _LAZY.get(name) for name in __all__ if name in _LAZY.modules}
+    return {entry.attr: _load(entry) for entry in installed()} | values
+
+
+def _load(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:  # of another package's code
+        package = entry.dist.name if entry.dist is not None else entry.module
+        raise UserError(
+            f"Expected the method {entry.value} of the installed package {package} to be importable, got an error "
+            f"({type(error).__name__}: {error}): repair or uninstall that package."
+        ) from error
 
 
 def __getattr__(name: str) -> Any:
@@ -85,17 +118,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-@register_tokenizer_reader
-def _read_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
-    from ..datamodules.text.saved_tokenizer import saved_tokenizer
-
-    return saved_tokenizer(checkpoint)
-
-
-@register_file_reader
-def _read_mobileclip(model: str, path: Path) -> Loaded | None:
-    from .networks.clip.trained import read_published
-
-    return read_published(model, path)

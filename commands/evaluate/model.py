@@ -12,10 +12,10 @@ from torch.nn.functional import normalize
 
 from ... import lightning_modules
 from ...callbacks import AtomicCheckpointIO
+from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
-from ...datamodules.text.clip import CLIP
-from ...datamodules.text.saved_tokenizer import saved_tokenizer
-from ...datamodules.text.tokenizers import Encoder, tokenizer_from_json
+from ...common.tokenizers import saved_tokenizer, tokenizer_from_json
+from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.core.checkpoints import class_of, saved_settings
 from ...lightning_modules.core.clip_preprocessing import Preprocessing
@@ -119,19 +119,10 @@ def _published(found: PublishedCLIP) -> ImageTextModel:
         return features
 
     name = f"{found.model} ({found.weights})"
-    prepared, scale = _prepared(found.preprocessing), _logit_scale(network)
+    prepared = _prepared(found.preprocessing)
+    logit_scale = getattr(network, "logit_scale", None)
+    scale = 1.0 if logit_scale is None else float(logit_scale.exp())
     return ImageTextModel(name, network, network.encode_image, texts, *prepared, found.sha256, logit_scale=scale)
-
-
-def _logit_scale(module: Any) -> float:
-    """Return the inverse of the temperature of a network or a method; 1 for features without one."""
-    if hasattr(module, "contrastive_temperature"):
-        return 1 / float(module.contrastive_temperature())
-    if hasattr(module, "scales"):  # SHRe's, of each contrasted space
-        space = module.evaluation_settings.features
-        return float(module.scales[space].exp()) if space in module.scales else 1.0
-    found = getattr(getattr(module, "student", module), "logit_scale", None)
-    return 1.0 if found is None else float(found.exp())
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
@@ -194,17 +185,17 @@ def _of_export(folder: Path) -> ImageTextModel:
 
 def _class_of(name: str | None, source: str) -> Any:
     """Return the class of a checkpoint or an export that embeds images and texts."""
-    able = [
-        known
-        for known in lightning_modules.__all__
-        if {"encode_images", "encode_texts"} <= set(dir(getattr(lightning_modules, known)))
-    ]
-    if name not in able:
+    classes = {
+        class_name: cls
+        for class_name, cls in lightning_modules.method_classes().items()
+        if hasattr(cls, "encode_images") and hasattr(cls, "encode_texts")
+    }
+    if name not in classes:
         raise UserError(
-            f"Expected a model of images and texts ({', '.join(able)}), got {name or 'an unknown class'} in "
+            f"Expected a model of images and texts ({', '.join(classes)}), got {name or 'an unknown class'} in "
             f"{source!r}: give another."
         )
-    return getattr(lightning_modules, name)
+    return classes[name]
 
 
 def _of_module(
@@ -230,8 +221,5 @@ def _of_module(
 
     prepared = _prepared(Preprocessing.of(recorded, repr(source)))
     fingerprint = Frozen(module).fingerprint()
-    note = _NOTES.get(type(module).__name__)
-    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, _logit_scale(module))
-
-
-_NOTES = {"SHReModule": "SHRe's teacher was trained with labels"}
+    note, scale = module.evaluation_note, module.similarity_scale()
+    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, scale)

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .layouts import described_layouts, export, layouts
+from .layouts import described_layouts, export, exported_classes
 
 
 def run_export(words: list[str]) -> str:
@@ -24,7 +24,7 @@ def run_export(words: list[str]) -> str:
     parser.add_argument("target", help="the new file or folder, which must not exist")
     parser.add_argument(
         "--layout",
-        choices=list(dict.fromkeys(layout for known in layouts().values() for layout in known)),
+        choices=list(dict.fromkeys(layout for cls in exported_classes().values() for layout in cls.layouts())),
         help=described_layouts(),
     )
     typed = parser.parse_args(words)

@@ -7,10 +7,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ...common.clip_vocabulary import CLIP_VOCABULARY
+from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
+from ...common.tokenizers import set_ending
 from ...datamodules.pairs.base import PairDataModule
-from ...datamodules.text.clip import CLIP, CLIP_TOKENS, CLIPTextEncoder
-from ...datamodules.text.tokenizers import Encoder, TextEncoder, set_ending
+from ...datamodules.text.clip import CLIP_TOKENS, CLIPTextEncoder
+from ...datamodules.text.tokenizers import Encoder, TextEncoder
 
 
 def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Encoder:

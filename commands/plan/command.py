@@ -4,6 +4,7 @@ import argparse
 import logging
 from typing import Any
 
+from ... import lightning_modules
 from ...common.errors import UserError
 from ...common.gpus import GPU, GPUS
 from ...common.names import did_you_mean
@@ -12,7 +13,7 @@ from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, estimate
 from .layout import Layout, line
-from .module import METHODS, method_of, start
+from .module import has_plan, start
 from .reinforcement import is_reinforcement, plan_reinforcement
 from .remedies import fits, remedies
 
@@ -105,8 +106,9 @@ def _layout(typed: argparse.Namespace, planned: Planned, gpu: GPU) -> Layout:
     """
     trainer = planned.trainer
     trains = not is_reinforcement(planned.module)
-    if trains and method_of(planned.module) is None:
-        names = ", ".join((*METHODS, "ReinforcementModule"))
+    if trains and not has_plan(type(planned.module)):
+        classes = lightning_modules.method_classes()
+        names = ", ".join(name for name, cls in classes.items() if has_plan(cls) or is_reinforcement(cls))
         raise UserError(
             f"Expected one of {names} to plan for, got {type(planned.module).__name__}: choose one of them."
         )

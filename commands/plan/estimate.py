@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from .counted_step import Counted, count_step, fake_tensors, make_fake, optimizer_bytes
-from .module import batch_of
 
 ROWS = 64
 """Least rows of the smallest batch, whose activations exceed temporary tensors, as the gradient of an embedding."""
@@ -151,7 +150,7 @@ def estimate(module: Any, data: Mapping[str, Any], processes: int = 1, precision
     with fake_tensors(processes):
         make_fake(module)
         for rows in (step, 2 * step, 3 * step):
-            batch = batch_of(module, data, rows)
+            batch = module.example_batch(rows, data)
             batches.append(sum(tensor.nbytes for tensor in batch.values()))
             steps.append(count_step(module, batch, processes, precision))
         sizes = sizes_of(module)

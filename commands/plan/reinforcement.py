@@ -53,9 +53,9 @@ class Passes(NamedTuple):
         return tokens + sum(flops for kind, flops in self.flops.items() if kind != TOKENS) / layout.speed
 
 
-def is_reinforcement(module: nn.Module) -> bool:
-    """Return whether a module reinforces data; its class is not imported here."""
-    return any(cls.__name__ == "ReinforcementModule" for cls in type(module).__mro__)
+def is_reinforcement(module: Any) -> bool:
+    """Return whether a module, or a class of modules, reinforces data instead of training."""
+    return getattr(module, "trains", True) is False
 
 
 def plan_reinforcement(planned: Planned, layout: Layout, steps: int | None) -> str:

@@ -9,17 +9,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
-from ..text.clip import CLIP, CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
-from ..text.saved_tokenizer import tokenizer_in_checkpoint
+from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
+from ..text.clip import CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
 from ..text.tokenizers import (
     Encoder,
     TextEncoder,
-    open_tokenizer,
-    set_ending,
     tokenizer_digest,
-    tokenizer_from_json,
     train_wordpiece,
 )
 from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of

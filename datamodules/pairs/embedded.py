@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from ...common.errors import UserError
 from ...common.ranges import Range
+from ...common.tokenizers import open_tokenizer
 from ..base.decode import MAX_PIXELS
 from ..base.mixing import Mix
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
 from ..reading.open import Opening
 from ..reading.splits import PairSources, Sources, by_split
-from ..text.tokenizers import open_tokenizer
 from .embedded_rows import (
     CaptionCollate,
     CaptionReader,

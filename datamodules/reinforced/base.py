@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from ...common.clip_vocabulary import CLIP_VOCABULARY
+from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
 from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.faults import Collated, Outcome
 from ..base.samples import TrainingSet, stacked, usable_samples
 from ..base.sampling import sample_numbers
 from ..pairs.base import PairDataModule
-from ..text.clip import CLIP, CLIP_TOKENS
+from ..text.clip import CLIP_TOKENS
 from ..text.tokenizers import Encoder
 from ..transforms.clip import ReplayTransform, pair_eval_transform
 from ..transforms.normalize import ChannelValues

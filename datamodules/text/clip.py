@@ -12,8 +12,6 @@ from open_clip import SimpleTokenizer
 from ...common.clip_vocabulary import clip_tokenizer_json
 from .captions import ALL_WORDS, clean_caption, usable_caption
 
-CLIP = "clip"
-"""Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_TOKENS = 77
 
 

@@ -1,33 +1,22 @@
-"""Opening and training of tokenizers, and encoding of batches of captions."""
+"""Training of tokenizers, and encoding of batches of captions."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch.nn.functional import pad
 
 from ...common.errors import UserError
-from ...common.hub import hub_or_cache, reason_not_found
+from ...common.tokenizers import RESERVED, UNK, wordpiece
 from .captions import ALL_WORDS, clean_caption, usable_caption
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-# The tokenizers library starts a thread pool that forked loader workers cannot use, and warns about it. One thread per
-# worker suffices; a value set by the user is kept.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
-# BERT's layout, so that a trained tokenizer and a BERT vocabulary have the same special token ids.
-PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-RESERVED = [PAD, *(f"[unused{i}]" for i in range(1, 100)), UNK, CLS, SEP, MASK]  # ids 0..103
 
 
 def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
@@ -44,7 +33,7 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     """
     from tokenizers import models, trainers
 
-    tokenizer = _wordpiece(models.WordPiece({UNK: 0}, unk_token=UNK))
+    tokenizer = wordpiece(models.WordPiece({UNK: 0}, unk_token=UNK))
     texts = [tokenizer.normalizer.normalize_str(caption) for caption in captions]
     counts = Counter(character for text in texts for character in text if not character.isspace())
     # At most a quarter of the entries are single characters, and a quarter are their continuations; rarer characters
@@ -66,113 +55,7 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     # Rebuilt, since reserved ids and characters would otherwise be "added tokens", which are matched before the split
     # into words.
     vocabulary = tokenizer.get_vocab()
-    return str(_wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
-
-
-def _wordpiece(model: Any) -> Any:
-    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
-
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    return tokenizer
-
-
-def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
-    """Build a tokenizer from the result of `train_wordpiece`."""
-    from tokenizers import Tokenizer
-
-    return _wrap(Tokenizer.from_str(text))
-
-
-def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, unk_token=UNK, cls_token=CLS, sep_token=SEP, mask_token=MASK
-    )
-
-
-def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Open a tokenizer.
-
-    Args:
-        name: hub name, local folder, `vocab.txt` in BERT's form, or `tokenizer.json`.
-
-    Raises:
-        UserError: If the tokenizer does not exist, or has no fast implementation.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir() and not any((path / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
-        vocabularies = sorted(path.glob("*vocab.txt"))
-        if len(vocabularies) == 1:
-            path = vocabularies[0]
-    if path.is_file():
-        return _tokenizer_from_file(path)
-    if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in (".txt", ".json")):
-        raise UserError(f"Expected a tokenizer folder, a vocab.txt or a hub name, got {name!r}: correct the path.")
-    from transformers import AutoTokenizer
-
-    try:
-        # Without trust_remote_code=False, transformers asks in the terminal whether to run the Python files of a
-        # tokenizer.
-        with contextlib.nullcontext() if path.is_dir() else hub_or_cache():
-            tokenizer = AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
-    except Exception as error:
-        reason = (
-            (str(error).strip() or type(error).__name__).splitlines()[0] if path.is_dir() else reason_not_found(error)
-        )
-        raise UserError(
-            f"Expected a hub name, a local folder or a vocab.txt of a tokenizer, got {name!r} ({reason}): correct the "
-            "name, or leave it out to train a tokenizer on the captions."
-        ) from error
-    if not tokenizer.is_fast:
-        raise UserError(f"Expected a tokenizer with a fast implementation, got {name!r}: choose another tokenizer.")
-    return tokenizer
-
-
-def _tokenizer_from_file(path: Path) -> PreTrainedTokenizerFast:
-    from tokenizers import models
-
-    if path.suffix == ".json":
-        from transformers import PreTrainedTokenizerFast
-
-        return PreTrainedTokenizerFast(tokenizer_file=str(path))
-    words = path.read_text(encoding="utf-8").splitlines()
-    missing = [token for token in (PAD, UNK, CLS, SEP, MASK) if token not in words]
-    if missing:
-        raise UserError(
-            f"Expected a BERT vocabulary with one entry per line, got {str(path)!r} without {', '.join(missing)}: give "
-            "another file, or a tokenizer folder."
-        )
-    vocabulary = {word: index for index, word in enumerate(words)}
-    return _wrap(_wordpiece(models.WordPiece(vocabulary, unk_token=UNK)))
-
-
-def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
-    """Set the tokenizer's template to `[CLS] text [SEP]` or, as the ALBEF authors do, `[CLS] text`.
-
-    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
-
-    Raises:
-        UserError: If `append_sep` is False for a tokenizer without [CLS] or [SEP].
-    """
-    if tokenizer.cls_token is None or tokenizer.sep_token is None:
-        if not append_sep:
-            raise UserError(
-                f"Expected a tokenizer with [CLS] and [SEP] for append_sep=False, got "
-                f"cls_token={tokenizer.cls_token!r} and sep_token={tokenizer.sep_token!r}: leave data.append_sep true."
-            )
-        return
-    from tokenizers import processors
-
-    ends = [(tokenizer.cls_token, tokenizer.cls_token_id), (tokenizer.sep_token, tokenizer.sep_token_id)]
-    cls, sep = tokenizer.cls_token, tokenizer.sep_token
-    tail = f" {sep}" if append_sep else ""
-    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{cls} $A{tail}", pair=f"{cls} $A {sep} $B:1{tail and tail + ':1'}", special_tokens=ends
-    )
+    return str(wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
 
 
 class Encoder(Protocol):

@@ -24,6 +24,7 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...callbacks.distributed.full_tensor import full_tensor
+from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
 from ..core.precision import at_least_float32
 from ..core.preprocessing import preprocessing_of_checkpoint
@@ -37,6 +38,7 @@ from ..optim.schedules import Schedule
 from . import bert_sizes, gradcam
 from . import weights as initial_weights
 from .encoding import encode
+from .export import LAYOUTS, write_layout
 from .grounding import GroundingSettings, evaluation_of, grounding_maps
 from .itc import gather_keys, image_text_contrast, key_ids
 from .itm import draw_negatives, fuse_pairs, image_text_matching
@@ -255,3 +257,30 @@ class ALBEFModule(Method):
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export, or of a checkpoint with its queues."""
         initial_weights.load_state(self, state, source, queues=any(name.startswith(QUEUES) for name in state))
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of student and teacher that use their parameters."""
+        encoders = ("encode_image", "finish_image", "project_image", "encode_text", "project_text")
+        return (*encoders, "fuse", "predict_words")
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods that encode, match and explain pairs."""
+        return "encode_images", "encode_texts", "text_states", "match_scores", "word_maps", "grounding_maps"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data)
+
+    def similarity_scale(self) -> float:
+        """Return the inverse of the learned temperature; every process calls it."""
+        return 1 / self.contrastive_temperature()
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | LAYOUTS
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return write_layout(cls, content, source, target, layout)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.tokenizers import saved_tokenizer
 from ..core.preprocessing import described, recorded_preprocessing
 from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
-from ..core.tokenizer_reader import TokenizerOf
-from .pretrained import rebuild
+from .exported import rebuild
 
 
 class _Images(nn.Module):
@@ -33,9 +33,7 @@ class _Texts(nn.Module):
         return features
 
 
-def export_encoders(
-    cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str, tokenizer_of: TokenizerOf
-) -> str:
+def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
     """Write the image encoder and the text encoder of a checkpoint as programs for batches of any size.
 
     Texts have a fixed number of tokens, to which `tokenizer.json` pads and cuts them. It does not clean captions as
@@ -47,7 +45,6 @@ def export_encoders(
         source: description of the checkpoint for messages.
         target: name of a new folder.
         layout: the format of the programs.
-        tokenizer_of: reads the tokenizer of the checkpoint's data.
 
     Returns:
         A sentence for the log.
@@ -57,8 +54,10 @@ def export_encoders(
     """
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source).float().eval()
     module.requires_grad_(False)
-    data, sizes = content.get("datamodule_hyper_parameters") or {}, module.data_sizes()
-    length, words = data.get("max_tokens") or sizes.max_tokens, sizes.vocab_size
+    data = content.get("datamodule_hyper_parameters") or {}
+    sizes = module.data_sizes()
+    length = data.get("max_tokens") or sizes.max_tokens
+    words = sizes.vocab_size
     ids, mask = example_texts(length, words, start=1, end=2)
     towers = [
         Tower("image", _Images(copy.deepcopy(module)), {"image": example_images(module.expected_image_size())}),
@@ -66,7 +65,8 @@ def export_encoders(
     ]
     for tower in towers:
         _remove_unused(tower)
-    record, (tokenizer, note) = recorded_preprocessing(content), tokenizer_of(content)
+    record = recorded_preprocessing(content)
+    tokenizer, note = saved_tokenizer(content)
     config = {"class": cls.__name__, "context_length": length, "vocab_size": words, "preprocessing": record or {}}
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, module.text.special_token_ids["pad"])
     write_programs(towers, target, layout, config, padding)  # type: ignore[arg-type]

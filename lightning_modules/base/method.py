@@ -4,17 +4,15 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from lightning import LightningModule
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import rank
 from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
@@ -30,15 +28,10 @@ from ..core.checkpoints import (
     explain_other_class,
     saved_settings,
 )
-from ..core.data_sizes import DataSizes, compare_sizes
-from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
 from ..core.preprocessing import recorded_preprocessing
 from ..core.settings import plain
-from ..core.trainers import convert_before_restore, datamodule_of
-from ..evaluation.protocol import Batch, Evaluation
-from ..evaluation.reranking import Orders
-from ..evaluation.retrieval import RetrievalEvaluation
+from ..core.trainers import convert_before_restore
 from ..optim.clipping import clip_unscaled
 from ..optim.configure import (
     LRSchedulerCallable,
@@ -49,20 +42,17 @@ from ..optim.configure import (
 )
 from ..optim.parameter_groups import scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
-from .initial_weights import InitialState, check_one_source, restores_after_setup
-from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
-from .model_card import Training, validation_results
-from .precision import check_precision
-from .pretrained import read_module, write_folder
-from .provenance import Provenance
-from .sharding import full_state, shard
+from .exported import ExportedModule
+from .model_card import Provenance, validation_results
+from .sharding import shard
+from .start import check_one_source, check_precision, refuse_rate_finder, refuse_stale_averages, restores_after_setup
 from .vocabulary import TextTower, restored_vocabulary, vocabulary_of
 
 Bound = tuple[nn.Parameter, float, float]
 """A parameter, its lower and its upper bound."""
 
 
-class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
+class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
     """Base class of all methods; methods that share more have one class between.
 
     Hooks that `trainer.fit` calls, in this order, and what they do here (a method that overrides one calls `super()`):
@@ -84,9 +74,10 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
     `validate`, `test` and `predict` run 1 to 4, then `on_<stage>_start` loads initial weights if
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
 
-    A method overrides methods of the first part below, sets `self.evaluation` and defines `training_step`. Its
-    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with
-    `self.start_vocabulary()` if the method has text towers.
+    A method overrides methods of the first part below, and those of `ExportedModule` and `EvaluatedModule`; it sets
+    `self.evaluation` and defines `training_step`. Its constructor begins with
+    `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with `self.start_vocabulary()` if
+    the method has text towers.
 
     If a method has these settings, they are read here: `vision.image_size`, `text.vocab_size`, `text.max_tokens`,
     `text.weights`, and the argument `weights`.
@@ -97,16 +88,16 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         lr_scheduler: factory of a scheduler that replaces the paper's and steps after each optimizer step.
     """
 
+    trains: ClassVar[bool] = True
+    """Whether `fit` trains the method; one that only predicts is not exported."""
+
     def __init__(
         self, optimizer: OptimizerCallable | None = None, lr_scheduler: LRSchedulerCallable | None = None
     ) -> None:
         super().__init__()
-        self.evaluation: Evaluation | None = None
         self._own_optimizer = optimizer
         self._own_scheduler = lr_scheduler
         self._schedule: Schedule | None = None
-        self._initial = InitialState()
-        self.provenance = Provenance()
         self._saved_settings: Mapping[str, Any] | None = None  # of the checkpoint that is being restored
 
     # Methods to override
@@ -118,25 +109,37 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         """Return whether evaluation without a checkpoint loads initial weights; by default if `weights` is given."""
         return self.hparams.get("weights") is not None
 
-    def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return the image preprocessing of the initial weights; None without such weights or if it is unknown."""
-        return None
-
-    def expected_image_size(self) -> int | None:
-        """Return the side of the networks' images in pixels; by default `vision.image_size`."""
-        return self._setting("vision", "image_size")
-
-    def data_sizes(self) -> DataSizes:
-        """Return the sizes that the networks accept; by default from the settings `vision` and `text`."""
-        return DataSizes(
-            self._setting("vision", "image_size"),
-            self._setting("text", "vocab_size"),
-            self._setting("text", "max_tokens"),
-        )
-
     def sharded_networks(self) -> Sequence[nn.Module]:
         """Return the networks that `configure_model` shards block by block; see `sharding.shard`."""
         return ()
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of sharded networks, beside `forward`, before which FSDP2 gathers their parameters."""
+        return ()
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods of this class, beside `forward` and the steps, before which FSDP2 gathers parameters."""
+        return ()
+
+    def start_example(self) -> None:
+        """Prepare for a step with an `example_batch`, without data and weights; by default `setup("fit")`.
+
+        Raises:
+            UserError: If sizes depend on the data.
+        """
+        self.setup("fit")
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return a batch with the shapes of a training, for `vlightning plan`; values have no meaning.
+
+        Args:
+            rows: Rows of the batch of one process.
+            data: Arguments of the datamodule; sizes that they do not give are the module's.
+
+        Raises:
+            NotImplementedError: If the method does not define it; there is no plan for it then.
+        """
+        raise NotImplementedError(f"Expected {type(self).__name__}.example_batch, got none: add it.")
 
     def text_towers(self) -> Iterable[TextTower]:
         """Return the networks whose word embeddings fit a trained tokenizer, including moving averages."""
@@ -193,15 +196,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         setattr(self, group, dataclasses.replace(getattr(self, group), **values))
         self.hparams[group] = self.hparams[group] | values
 
-    def _setting(self, group: str, name: str) -> Any:
-        return getattr(getattr(self, group, None), name, None)
-
     # Start of a run: initial weights, sharding, checkpoints
-
-    @property
-    def datamodule(self) -> Any | None:
-        """The datamodule of the run; None outside a run, or if the run has loaders only."""
-        return datamodule_of(self)
 
     def frozen_networks(self) -> Iterator[Frozen[Any]]:
         """Iterate over the frozen networks."""
@@ -223,7 +218,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
     def configure_model(self) -> None:
         """Shard the networks if the strategy shards; exclude buffers of frozen networks from DDP's broadcasts."""
         keep_from_ddp(self, self.frozen_networks())
-        shard(self, self.sharded_networks())
+        shard(self, self.sharded_networks(), self.network_methods(), self.module_methods())
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **kwargs: Any) -> Self:
@@ -283,23 +278,6 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         for frozen in self.frozen_networks():
             frozen.compare(checkpoint)
 
-    def retrieval_orders(self) -> dict[str, float] | None:
-        """Return the mean recall of both orders of retrieval in the last evaluation that re-ranked; else None."""
-        orders = getattr(self.evaluation, "orders", None)
-        return None if orders is None else dataclasses.asdict(orders)
-
-    def retrieval_order(self) -> str | None:
-        """Return a sentence about the order in which predictions rank; None for a method without a matching head."""
-        found = self.evaluation
-        return found.order() if isinstance(found, RetrievalEvaluation) and found.rerank.k else None
-
-    def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
-        """Set what the evaluation of a checkpoint or of an export found, which decides the order of predictions."""
-        if isinstance(self.evaluation, RetrievalEvaluation):
-            self.evaluation.orders = None
-            if record is not None:
-                self.evaluation.orders = Orders(float(record["contrast"]), float(record["reranked"]))
-
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load weights; initial weights do not replace them afterwards.
 
@@ -316,78 +294,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
                 raise
             raise UserError(sentence) from error
 
-    # Export
-
-    def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of the state dict that `save_pretrained` writes; by default all."""
-        return state
-
-    def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
-        """Load the tensors of an export or of a checkpoint; `source` describes it for messages.
-
-        Raises:
-            UserError: If they do not fit.
-        """
-        load_fitting(self, state, f"{type(self).__name__} from {source}")
-
-    def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the frozen networks of an export that its checkpoint only names; by default none.
-
-        Raises:
-            UserError: If they are not found, or are not those of the training.
-        """
-
-    def write_networks(self, folder: Path) -> None:
-        """Write frozen networks beside the weights of an export, files of their own; by default none."""
-
-    def read_networks(self, folder: Path) -> None:
-        """Load what `write_networks` wrote."""
-
-    def save_pretrained(
-        self, folder: str | Path, tokenizer_json: str | None = None, training: Training | None = None
-    ) -> None:
-        """Write the model to a new folder that `from_pretrained` reads; every process must call it.
-
-        Args:
-            folder: new or empty folder; see `pretrained.write_folder`.
-            tokenizer_json: the tokenizer as JSON text; by default that of the run, the checkpoint or the export that
-                the weights come from.
-            training: what the model card says of the training; by default what is known from there.
-        """
-        state = full_state(self)
-        if rank() == 0:
-            tokenizer_json = self.provenance.tokenizer_of(self) if tokenizer_json is None else tokenizer_json
-            write_folder(self, state, folder, tokenizer_json, training or self.provenance.training_of(self))
-
-    def export(self, folder: str | Path) -> None:
-        """Write what `FinalExport` writes when a run ends, by default the folder of `save_pretrained`."""
-        self.save_pretrained(folder)
-
-    @classmethod
-    def from_pretrained(cls, folder: str | Path) -> Self:
-        """Rebuild a module from the folder of `save_pretrained`, in eval mode; see `pretrained.read_module`."""
-        return read_module(cls, folder)
-
-    # Preprocessing and vocabulary, which the data reads
-
-    def adopt_preprocessing(self, record: Mapping[str, Any] | None) -> None:
-        """Set the image preprocessing of loaded weights."""
-        self._initial.preprocessing = None if record is None else dict(record)
-
-    def expected_preprocessing(self) -> dict[str, Any]:
-        """Return the image preprocessing of the weights, in the form of `preprocessing.py`, for datamodules.
-
-        This is the checkpoint's record, else that of the initial weights, and the image size.
-        """
-        if self._initial.preprocessing is None and not self._initial.restored:
-            self._initial.preprocessing = self.initial_preprocessing()
-        size = self.expected_image_size()
-        return (self._initial.preprocessing or {}) | ({} if size is None else {"image_size": size})
-
-    def preprocessing(self) -> dict[str, Any] | None:
-        """Return the preprocessing for exports: that of the run's datamodule, else that of the weights."""
-        found = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
-        return found if found and ("mean" in found or "transform" in found) else None
+    # Vocabulary, which the data adopts
 
     def start_vocabulary(self) -> None:
         """Adopt the vocabulary size of the argument `weights`, if it is known."""
@@ -471,30 +378,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
             for parameter, smallest, largest in self.bounds():
                 parameter.clamp_(smallest, largest)
 
-    # Batches and evaluation
-
-    def compare_sizes(self, batch: Any) -> None:
-        """Compare images and token ids of a batch with `data_sizes()`.
-
-        Raises:
-            UserError: If something does not fit.
-        """
-        free = self._setting("text", "vocab_size") is not None and self.hparams.get("weights") is None
-        compare_sizes(self, batch, self.data_sizes(), free)
-
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Compare the sizes of the first batch."""
-        self._compare_first(batch, batch_idx)
-
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Compare the sizes of the first batch."""
-        self._compare_first(batch, batch_idx)
-
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-
-    def _compare_first(self, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 0:
-            self.compare_sizes(batch)
+    # Evaluation of initial weights
 
     def on_validation_start(self) -> None:
         """Load initial weights, if these are evaluated."""
@@ -502,40 +386,3 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
             self._load_initial_weights_once()
 
     on_test_start = on_predict_start = on_validation_start
-
-    def on_validation_epoch_start(self) -> None:
-        """Start the evaluation."""
-        self._evaluation().start()
-
-    on_test_epoch_start = on_predict_epoch_start = on_validation_epoch_start
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluation().step(self, batch, "validate")
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Evaluate a batch."""
-        self._evaluation().step(self, batch, "test")
-
-    def predict_step(self, batch: Batch, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
-        """Return predictions of a batch."""
-        return self._evaluation().predict(self, batch)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the results."""
-        self._evaluation().finish(self, "validate")
-
-    def on_test_epoch_end(self) -> None:
-        """Log the results."""
-        self._evaluation().finish(self, "test")
-
-    def on_predict_epoch_end(self) -> None:
-        """Finish the predictions."""
-        self._evaluation().finish(self, "predict")
-
-    def _evaluation(self) -> Evaluation:
-        if self.evaluation is None:
-            raise NotImplementedError(
-                f"Expected {type(self).__name__}.evaluation, got none: set it, or leave out the data."
-            )
-        return self.evaluation

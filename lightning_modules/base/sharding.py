@@ -17,40 +17,16 @@ from ..core.batch_norm import BatchNorm, kept_statistics
 from ..core.memory import recomputed
 
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
-NETWORK_METHODS = (
-    "encode_image",
-    "finish_image",
-    "encode_text",
-    "encode_pairs",
-    "fuse",
-    "decode",
-    "predict_words",
-    "project_image",
-    "project_text",
-    "forward_features",
-    "classify",
-)
-"""Methods of a network, beside `forward`, before which FSDP2 gathers the parameters."""
-MODULE_METHODS = (
-    "training_step",
-    "validation_step",
-    "test_step",
-    "predict_step",
-    "encode_images",
-    "encode_texts",
-    "classify_images",
-    "classify_texts",
-    "text_states",
-    "match_scores",
-    "word_maps",
-    "answer_questions",
-    "answer_maps",
-    "grounding_maps",
-)
-"""Methods of the LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
+STEPS = ("training_step", "validation_step", "test_step", "predict_step")
+"""Methods of each LightningModule, beside `forward`, before which FSDP2 gathers the parameters."""
 
 
-def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
+def shard(
+    module: LightningModule,
+    networks: Sequence[nn.Module],
+    network_methods: Sequence[str] = (),
+    module_methods: Sequence[str] = (),
+) -> None:
     """Shard a module over the processes of its device mesh; do nothing without one.
 
     For `configure_model`, which Lightning calls once per stage; a sharded module is not changed.
@@ -67,9 +43,11 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
     module's own parameters, such as a temperature. It may also recompute the activations of blocks.
 
     Args:
-        module: LightningModule, whose steps and `MODULE_METHODS` may use all parameters.
-        networks: submodules with blocks in an `nn.ModuleList` (or an `nn.Sequential` of blocks of one class), called by
-            `forward` or `NETWORK_METHODS`.
+        module: LightningModule, whose steps may use all parameters.
+        networks: submodules with blocks in an `nn.ModuleList` (or an `nn.Sequential` of blocks of one class).
+        network_methods: names of the networks' methods, beside `forward`, that use their parameters; a network need not
+            have all of them.
+        module_methods: names of the module's methods, beside `forward` and the steps, that use parameters.
 
     Raises:
         ValueError: If a parameter is 0-D.
@@ -102,16 +80,18 @@ def shard(module: LightningModule, networks: Sequence[nn.Module]) -> None:
         _shard_norms(network, mesh, policy)
         fully_shard(network, mesh=mesh, reshard_after_forward=not trains, mp_policy=policy)
     fully_shard(module, mesh=mesh)
-    for part, methods in [*((network, NETWORK_METHODS) for network in networks), (module, MODULE_METHODS)]:
-        for method in methods:
-            if hasattr(part, method):
-                register_fsdp_forward_method(part, method)
+    for network in networks:
+        for name in network_methods:
+            if hasattr(network, name):
+                register_fsdp_forward_method(network, name)
+    for name in (*STEPS, *module_methods):
+        register_fsdp_forward_method(module, name)
 
 
 def _shard_norms(block: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
     """Shard the norms of a block as a group that computes in float32, or in the type of their running statistics."""
     norms: list[nn.Module] = [
-        part for part in block.modules() if isinstance(part, NORMS) and not isinstance(part, FSDPModule)
+        layer for layer in block.modules() if isinstance(layer, NORMS) and not isinstance(layer, FSDPModule)
     ]
     if norms and policy.param_dtype is not None:
         fully_shard(norms, mesh=mesh, reshard_after_forward=True)
@@ -131,6 +111,11 @@ def _broadcast_start(module: nn.Module, device: str) -> None:
         start = tensor.detach().to(device)
         dist.broadcast(start, src=0)
         tensor.data.copy_(start)
+
+
+def unsharded_class(module: Any) -> Any:
+    """Return the class of a module; FSDP2 replaces that of a sharded module by a subclass of its own."""
+    return next(cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
 
 
 def full_state(network: nn.Module) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E embedding dimension.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from timm.layers import to_2tuple
@@ -12,10 +12,12 @@ from torch import Tensor
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
 from ..losses.pairs import check_length
+from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model
 from ..optim.layout import channels_last
+from .example_batch import pair_batch
 from .method import Method
 
 
@@ -62,3 +64,25 @@ class TwoTowers(Method):
         super().configure_model()
         if self.device_mesh is None:
             channels_last(self)
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of a pair of towers that use its parameters."""
+        return "encode_image", "encode_text"
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods that encode images and texts."""
+        return "encode_images", "encode_texts"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data)
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return LAYOUTS | super().layouts()
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return export_network(content, source, target, layout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import torch
@@ -37,6 +38,8 @@ from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupShareCosine
+from .export import LAYOUTS as EXPORT_LAYOUTS
+from .export import export
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer, start_preprocessing
 from .tuning import fix_batch_norm, parameter_groups, prepare
@@ -217,3 +220,13 @@ class CLIPModule(TwoTowers):
     def paper_schedule(self) -> Schedule:
         """Return a linear warm-up and half a cosine to 0."""
         return WarmupShareCosine(self.learning_rate, self.optim.warmup_share)
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return EXPORT_LAYOUTS | super().layouts()
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return export(content, source, target, layout)

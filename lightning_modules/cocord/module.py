@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -20,7 +21,9 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
+from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
+from ..base.example_batch import image_batch
 from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
@@ -37,6 +40,7 @@ from ..optim.schedules import Milestones
 from ..optim.sgd import sgd
 from .baselines import FeatureLosses
 from .checks import check_views, loss_weights
+from .export import LAYOUTS, export
 from .losses import (
     dictionary,
     dictionary_loss,
@@ -265,3 +269,34 @@ class CoCoRDModule(Method):
     def paper_schedule(self) -> Milestones:
         """Return a learning rate that decays at the milestones."""
         return Milestones(self.learning_rate, self.optim.lr_milestones, self.optim.lr_decay)
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of classifiers that use their parameters."""
+        return "forward_features", "classify"
+
+    def start_example(self) -> None:
+        """Prepare for a step without data.
+
+        Raises:
+            UserError: If there are banks of CRD, which have a row for each image.
+        """
+        if self.kd.crd_weight:
+            raise UserError(
+                f"Expected sizes that do not depend on the data, got the banks of model.kd.crd_weight "
+                f"{self.kd.crd_weight}: set it to 0."
+            )
+        super().start_example()
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the views of images with the shapes of a training, for `vlightning plan`."""
+        return image_batch(self, rows, data, self.views)
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return LAYOUTS | super().layouts()
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return export(content, source, target, layout)

@@ -1,7 +1,6 @@
-"""Parts of published image-text models, and the readers of files that open_clip cannot read."""
+"""Parts of published image-text models."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -37,18 +36,3 @@ class Loaded(NamedTuple):
     network: nn.Module
     preprocessing: Preprocessing
     tokenizer: Tokenizer
-
-
-FileReader = Callable[[str, Path], Loaded | None]
-FILE_READERS: list[FileReader] = []
-
-
-def register_file_reader(reader: FileReader) -> FileReader:
-    """Let a method read weight files that open_clip cannot read.
-
-    Args:
-        reader: takes the model's name and an existing path; returns None for a model that it leaves to open_clip.
-    """
-    if reader not in FILE_READERS:
-        FILE_READERS.append(reader)
-    return reader

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from ...callbacks.learngene.terms import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range
+from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
 from ..base.sharding import full_state
 from ..core.fitting import load_student
@@ -41,6 +42,7 @@ from ..losses.contrast import Side, contrast_terms, pair_ids
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
+from .export import LAYOUTS, export
 from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
 from .pretrained import NETWORKS, Student
@@ -229,3 +231,25 @@ class MMLGModule(Method):
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return how `weights`, else the teacher, expect images to be prepared."""
         return self._teacher_preprocessing if self.weights is None else preprocessing_of_checkpoint(self.weights)
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of student and teacher that use their parameters."""
+        return "encode_image", "encode_text", "encode_pairs"
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods that encode images and texts."""
+        return "encode_images", "encode_texts"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data)
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return LAYOUTS | super().layouts()
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return export(content, source, target, layout)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,23 +28,18 @@ from ...callbacks import (
     rank,
 )
 from ...common.ranges import COUNT, Range
-from ..base.sharding import full_state
 from ..base.two_towers import TwoTowers
-from ..core.programs import Format
 from ..core.settings import plain, settings
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import contrast_terms, pair_ids
 from ..losses.pairs import student_sides
 from ..networks.clip.models import build_model
 from ..networks.clip.preprocessing import (
-    preprocessing_of_arguments,
     preprocessing_of_file,
     training_normalization,
 )
-from ..networks.clip.programs import export_towers
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
-from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -221,16 +217,23 @@ class MobileCLIPModule(TwoTowers):
         optim = self.optim
         return WarmupCosine(optim.learning_rate, optim.warmup_steps, optim.min_learning_rate, optim.constant_steps)
 
-    def export(self, folder: str | Path, format: Format = "torch_export", fused: bool = True) -> None:
-        """Write both towers of the evaluated network as programs; every process must call it.
+    def start_example(self) -> None:
+        """Prepare for a step without data, and take the teachers that run online."""
+        super().start_example()
+        if self.online.teachers is not None:  # else the batch holds their embeddings
+            self.teachers = self.online.teachers
 
-        Args:
-            folder: a new folder.
-            format: "torch_export" or "onnx".
-            fused: whether to reparameterize the towers.
-        """
-        state = full_state(self.evaluated)
-        if rank() == 0:
-            network = rebuild(self.hparams, state, "the module")
-            record = self.preprocessing() or preprocessing_of_arguments(self.hparams)
-            export_towers(network, folder, format, self.expected_image_size(), fused, preprocessing=record)
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs with the captions and the teachers' embeddings of a training, for `vlightning plan`."""
+        batch = super().example_batch(rows, data)
+        if self.captions != "real":
+            batch["synthetic_input_ids"] = batch["input_ids"].clone()
+        if self.teacher.distillation_weight > 0 and not self.online.loaded:
+            width = sum(self.teachers.dims)
+            names = ("teacher_image", "teacher_text", "teacher_synthetic")
+            batch |= {name: torch.zeros(rows, width) for name in names}
+        return batch
+
+    def export(self, target: str | Path, layout: str = "torch_export") -> None:
+        """Write the trained model in a layout, by default as programs; see `ExportedModule.export`."""
+        super().export(target, layout)

@@ -46,6 +46,8 @@ class ReinforcementModule(Method):
         UserError: If there is no teacher, or an empty list of captioners.
     """
 
+    trains = False
+
     def __init__(
         self,
         teachers: list[Teacher],

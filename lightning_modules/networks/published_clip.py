@@ -1,4 +1,4 @@
-"""Published image-text models: open_clip's by tag, folder or file, and files of registered readers."""
+"""Published image-text models: open_clip's by tag, folder or file, MobileCLIP's files, and own trainings."""
 
 import json
 import warnings
@@ -16,9 +16,10 @@ from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ..core.clip_preprocessing import Preprocessing
-from ..core.file_readers import FILE_READERS, Loaded, PublishedCLIP
+from ..core.file_readers import Loaded, PublishedCLIP
 from ..core.frozen import Frozen, reads_weights
 from .attention import set_clip_attention
+from .clip.trained import read_published
 from .open_clip_folder import CONFIG_NAME
 
 RANDOM = "random"
@@ -32,10 +33,10 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     the name of the model, and only warns if both differ.
 
     Args:
-        model: a name of open_clip or of a registered reader; ignored where `weights` is a folder.
+        model: a name of open_clip or of MobileCLIP; ignored where `weights` is a folder.
         weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
-            folder with `open_clip_config.json` and the weights; or a file of open_clip or of a registered reader, such
-            as the vendor's or a checkpoint of a training here.
+            folder with `open_clip_config.json` and the weights; or a file of open_clip or of MobileCLIP's vendor, or a
+            checkpoint of a training here.
 
     Raises:
         UserError: If there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
@@ -81,9 +82,8 @@ def _untrained(model: str) -> Loaded:
 def _without_weights(model: str | None, path: Path) -> Loaded:
     if model is None:
         raise UserError(_unnamed(str(path)))
-    for read in FILE_READERS:
-        if (loaded := read(model, path)) is not None:
-            return loaded
+    if (loaded := read_published(model, path)) is not None:
+        return loaded
     network = open_clip.create_model(model, device=torch.get_default_device())
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
@@ -124,9 +124,8 @@ def _refuse_remote_code(path: Path) -> None:
 def _from_file(model: str, path: Path) -> Loaded:
     if not path.exists():
         raise UserError(f"Expected the weights of {model}, found no file {str(path)!r}: correct the path.")
-    for read in FILE_READERS:
-        if (loaded := read(model, path)) is not None:
-            return loaded
+    if (loaded := read_published(model, path)) is not None:
+        return loaded
     try:
         network = open_clip.create_model(model, pretrained=str(path))
     except Exception as error:

@@ -8,7 +8,7 @@ caption, and both members of a pair are contrasted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -25,6 +25,8 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...common.ranges import COUNT
+from ..base.encoder_programs import export_encoders
+from ..base.example_batch import pair_batch
 from ..base.method import Method
 from ..base.vocabulary import TextTower
 from ..core.fitting import load_fitting, load_student
@@ -32,6 +34,7 @@ from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import at_least_float32, unit
 from ..core.preprocessing import preprocessing_of_checkpoint
+from ..core.programs import LAYOUTS as PROGRAMS
 from ..core.settings import settings
 from ..core.teacher_images import TeacherImages
 from ..core.trainers import callbacks_of
@@ -260,3 +263,32 @@ class SHReModule(Method):
     def paper_schedule(self) -> WarmupShareCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
         return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of the student that use its parameters."""
+        return "encode_image", "encode_text"
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods that encode and classify images and texts."""
+        return "encode_images", "encode_texts", "classify_images", "classify_texts"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data)
+
+    def similarity_scale(self) -> float:
+        """Return the logit scale of the space `evaluation.features`; 1 if that space is not contrasted."""
+        space = self.evaluation_settings.features
+        return float(self.scales[space].exp()) if space in self.scales else 1.0
+
+    evaluation_note = "SHRe's teacher was trained with labels"
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | PROGRAMS
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return export_encoders(cls, content, source, target, layout)

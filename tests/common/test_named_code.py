@@ -26,8 +26,8 @@ from vlightning.common.checked_loading import instantiate
 from vlightning.common.class_arguments import parameters
 from vlightning.common.errors import UserError
 from vlightning.common.named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments
+from vlightning.common.tokenizers import open_tokenizer
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
-from vlightning.datamodules.text.tokenizers import open_tokenizer
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 
 SIZES = {

@@ -11,13 +11,14 @@ from torch import nn
 
 from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
+from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import (
     EntailmentDataModule,
     NLVR2DataModule,
     ShapesEntailmentDataModule,
     ShapesNLVR2DataModule,
 )
-from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
+from vlightning.datamodules.text.tokenizers import train_wordpiece
 
 TEXTS = ["A man, sleeping.", "a Dog", "two (2) cats", "a man"]
 

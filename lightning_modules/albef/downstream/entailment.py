@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
 from ....common.ranges import COUNT
+from ...base.example_batch import pair_batch
 from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
@@ -17,7 +19,7 @@ from . import weights as initial_weights
 from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
 from .settings import EntailmentMomentumSettings, TaskOptimSettings, TaskVisionSettings
-from .task import TaskMethod
+from .task import LONGEST_EXAMPLE, TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image")
 
@@ -96,3 +98,7 @@ class EntailmentModule(TaskMethod):
         """Load initial weights, and compare the number of classes with the data's."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data, longest=LONGEST_EXAMPLE)

@@ -1,10 +1,13 @@
 """NLVR2: whether a statement about two images is true (section 5 of the paper)."""
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
+from ...base.example_batch import pair_batch
 from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
@@ -15,7 +18,7 @@ from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
 from .official import double_fusion
 from .settings import TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings
-from .task import TaskMethod
+from .task import LONGEST_EXAMPLE, TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image_left", "image_right")
 UNUSED = ("vision_proj.", "text_proj.", "text_encoder.cls.", "ta_head.")
@@ -90,3 +93,7 @@ class NLVR2Module(TaskMethod):
         """Return that each fusion layer of a trained ALBEF starts both halves, and that the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
         return initial_weights.TaskWeights(new=("cls_head.",), unused=UNUSED, convert=double)
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return statements about two images with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data, INPUTS[2:], longest=LONGEST_EXAMPLE)

@@ -10,17 +10,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ....callbacks import EMACallback, EMAPair, StepSeedCallback, missing_callbacks
+from ...base.example_batch import pair_batch
 from ...base.method import Method
 from ...base.vocabulary import TextTower
 from ...core.preprocessing import preprocessing_of_checkpoint
 from ...core.trainers import trainer_of
 from ...optim.adamw import adamw
 from ...optim.schedules import Schedule
+from ..export import write_official
 from ..schedule import paper_schedule
 from ..settings import MemorySettings, TextSettings, VisionSettings
 from ..teacher import copy_student, ramped_alpha, teacher_text
 from . import weights as initial_weights
+from .official import save_official
 from .settings import TaskMomentumSettings, TaskOptimSettings
+
+LONGEST_EXAMPLE = 40
+"""Tokens of the longest text of an example batch, where data do not truncate: 30 words, some of several tokens."""
 
 
 class TaskMethod(Method):
@@ -118,3 +124,21 @@ class TaskMethod(Method):
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export or of a checkpoint."""
         initial_weights.load_task(self, state, source, initial_weights.COMPLETE)
+
+    def network_methods(self) -> Sequence[str]:
+        """Return the methods of student and teacher that use their parameters."""
+        return "encode_image", "project_image", "encode_text", "fuse", "decode", "predict_words"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
+        return pair_batch(self, rows, data)
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | {"albef": "a .pth file in the authors' layout of the task"}
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the model of a checkpoint in a layout of the method's own."""
+        return write_official(cls, save_official, f"layout of {cls.__name__}", content, source, target)

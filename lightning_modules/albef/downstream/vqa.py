@@ -1,7 +1,7 @@
 """Visual question answering: an answer decoder on top of ALBEF (section 5 of the paper)."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ....callbacks import AnswerWriter
+from ...base.example_batch import image_batch, text_length
 from ...core.memory import in_slices
 from ...core.settings import settings
 from ...evaluation.answers import AnswerEvaluation
@@ -148,3 +149,35 @@ class VQAModule(TaskMethod):
     def text_towers(self) -> Iterable[VQANetwork]:
         """Return student and teacher, which have words in the question encoder and the decoder."""
         return self.sharded_networks()
+
+    def module_methods(self) -> Sequence[str]:
+        """Return the methods that answer questions and explain answers."""
+        return "answer_questions", "answer_maps"
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return images with questions and answers with the shapes of a training, for `vlightning plan`."""
+        per_image = data.get("questions_per_image") or 1
+        questions = example_questions(rows * per_image, text_length(self, data))
+        if per_image > 1:
+            questions["image_index"] = torch.arange(rows * per_image) // per_image
+        return {"image": image_batch(self, rows, data)["image"]} | questions
+
+
+def example_questions(questions: int, length: int) -> dict[str, Tensor]:
+    """Return questions of some tokens, with three answers of five tokens each; ten people give about three."""
+    answers_each = 3
+    answer_length = 5
+    predicted_tokens = 3
+    ids = torch.zeros(questions, length, dtype=torch.long)
+    answer_ids = torch.zeros(questions * answers_each, answer_length, dtype=torch.long)
+    question_index = torch.arange(questions)
+    return {
+        "input_ids": ids,
+        "attention_mask": ids.clone(),
+        "sample_index": question_index,
+        "answer_ids": answer_ids,
+        "answer_mask": torch.ones_like(answer_ids),
+        "answer_index": question_index.repeat_interleave(answers_each),
+        "answer_weight": torch.ones(len(answer_ids)),
+        "answer_places": torch.arange(len(answer_ids) * predicted_tokens),
+    }

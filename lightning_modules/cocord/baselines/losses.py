@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ....callbacks.distributed.collectives import keep_from_ddp
 from ....common.errors import UserError
-from ...base.initial_weights import restores_after_setup
+from ...base.start import restores_after_setup
 from ...core.frozen import Frozen
 from ...networks.cifar import Classifier, Stages
 from ..settings import KDSettings

@@ -11,8 +11,8 @@ from support.methods.albef import SIZES, merged, random_batch, tiny_albef
 from support.runs.command_line import export as main
 from support.runs.command_line import run
 from support.runs.forked import run_script
+from vlightning.common.tokenizers import open_tokenizer
 from vlightning.datamodules import ShapesDataModule
-from vlightning.datamodules.text.tokenizers import open_tokenizer
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.official import to_official
 

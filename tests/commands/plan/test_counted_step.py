@@ -17,7 +17,7 @@ from vlightning.commands.plan.counted_step import (
     optimizer_bytes,
 )
 from vlightning.commands.plan.estimate import sizes_of
-from vlightning.commands.plan.module import batch_of, method_of, pretend_run
+from vlightning.commands.plan.module import has_plan, pretend_run
 
 ROWS = 48  # activations exceed the rest
 
@@ -56,10 +56,10 @@ def test_a_step_of_a_task_takes_the_counted_bytes(name):
     module = (
         tiny_task(name) if name in KINDS else OTHERS[name].build(None, 0, {"memory": {"micro_batch_size": None}})[0]
     )
-    assert method_of(module) == type(module).__name__
+    assert has_plan(type(module))
     pretend_run(module)
     module.train()
-    batch = batch_of(module, {"max_tokens": 12, "questions_per_image": 2}, 8 * ROWS)
+    batch = module.example_batch(8 * ROWS, {"max_tokens": 12, "questions_per_image": 2})
 
     def step():
         module.training_step(batch, 0).backward()

@@ -13,7 +13,7 @@ from vlightning.commands.plan.configuration import Planned, read
 from vlightning.commands.plan.counted_step import count_step, fake_tensors, make_fake
 from vlightning.commands.plan.estimate import USABLE, Estimate, Sizes, quadratic, sizes_of
 from vlightning.commands.plan.layout import Layout
-from vlightning.commands.plan.module import METHODS, batch_of, start
+from vlightning.commands.plan.module import has_plan, start
 from vlightning.commands.plan.remedies import remedies
 from vlightning.common.gpus import GPUS
 from vlightning.datamodules.reinforced.reinforcement import stored_bytes
@@ -114,13 +114,14 @@ def test_the_largest_batch_fits_and_one_row_more_does_not(sharded):
 def shipped_recipes():
     """The commands of shipped configs that train on GPUs and have a plan: the config to its files."""
     commands = {}
+    planned_classes = [name for name, cls in lightning_modules.method_classes().items() if has_plan(cls)]
     for path in sorted((ROOT / "configs").rglob("*.yaml")):
         command = re.search(r"^#   vlightning fit (--config .*)", path.read_text(), re.M)
         files = re.findall(r"--config (\S+)", command[1]) if command else []
         if not files or not all((ROOT / file).is_file() for file in files):  # one's own data
             continue
         texts = "".join((ROOT / file).read_text() for file in files)
-        planned = any(f"class_path: {name}\n" in texts for name in METHODS)
+        planned = any(f"class_path: {name}\n" in texts for name in planned_classes)
         if planned and re.search(r"^  accelerator: gpu", texts, re.M) and path == ROOT / files[-1]:
             commands[str(path.relative_to(ROOT / "configs"))] = files
     return commands
@@ -148,7 +149,7 @@ def test_a_shipped_recipe_fits_on_the_gpus_that_it_names(name):
     start(planned.module)
     with fake_tensors(processes):
         make_fake(planned.module)
-        batch = batch_of(planned.module, planned.data, rows)
+        batch = planned.module.example_batch(rows, planned.data)
         counted = count_step(planned.module, batch, processes, str(trainer["precision"]))
         sizes = sizes_of(planned.module)
     total = sum(vars(sizes).values()) + sizes.parameters  # gradients

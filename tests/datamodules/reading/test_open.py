@@ -14,6 +14,7 @@ from PIL import Image
 from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.common.hub import hub_is_reachable
+from vlightning.common.tokenizers import open_tokenizer
 from vlightning.datamodules.base.faults import BadSample
 from vlightning.datamodules.reading.layout import FAULT, identity_number
 from vlightning.datamodules.reading.lists import read_list
@@ -21,7 +22,6 @@ from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.resolve import Source
 from vlightning.datamodules.reading.table import PairTable
 from vlightning.datamodules.text.captions import text_id
-from vlightning.datamodules.text.tokenizers import open_tokenizer
 
 
 @pytest.fixture

@@ -8,14 +8,9 @@ import torch
 
 from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
+from vlightning.common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
-from vlightning.datamodules.text.tokenizers import (
-    TextEncoder,
-    open_tokenizer,
-    set_ending,
-    tokenizer_from_json,
-    train_wordpiece,
-)
+from vlightning.datamodules.text.tokenizers import TextEncoder, train_wordpiece
 
 CAPTIONS = ["A red circle above a blue square", "a small Green cross, left of it", "naïve café: the square's edge"] * 3
 VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "circle", "##s"]

@@ -30,7 +30,6 @@ from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapesDataModule,
 )
-from vlightning.datamodules.text.saved_tokenizer import saved_tokenizer
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
 from vlightning.lightning_modules.mmlg.towers import load_image_tower
 from vlightning.lightning_modules.networks.clip.files import save_vendor
@@ -219,7 +218,7 @@ def test_an_exported_albef_records_its_preprocessing(images, tmp_path):
     prepare = CLIPEvalTransform(16, OWN["mean"], OWN["std"], "bilinear")
     data = pairs(images, eval_transform=prepare, tokenizer=None, vocab_size=200, max_tokens=16)
     checkpoint, features = trained(tiny_albef(text={"vocab_size": 200}), data, tmp_path)
-    export(checkpoint, str(tmp_path / "made"), tokenizer_of=saved_tokenizer)
+    export(checkpoint, str(tmp_path / "made"))
     look = json.loads((tmp_path / "made" / "config.json").read_text())["preprocessing"]
     albef = ALBEFModule.from_pretrained(tmp_path / "made")
     with torch.no_grad():

@@ -11,12 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from support.methods.albef import random_batch, tiny_albef
 from vlightning.common.errors import UserError
-from vlightning.datamodules.text.tokenizers import (
-    open_tokenizer,
-    set_ending,
-    tokenizer_from_json,
-    train_wordpiece,
-)
+from vlightning.common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
+from vlightning.datamodules.text.tokenizers import train_wordpiece
 from vlightning.datamodules.transforms.albef import ALBEFEvalTransform
 from vlightning.datamodules.transforms.normalize import CLIP_MEAN, CLIP_STD
 from vlightning.lightning_modules import ALBEFModule

@@ -16,8 +16,8 @@ from support.runs.command_line import export as main
 from support.runs.command_line import run
 from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.common.errors import UserError
+from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import ImageTextDataModule, ShapesDataModule
-from vlightning.datamodules.text.tokenizers import tokenizer_from_json
 from vlightning.lightning_modules import ALBEFModule
 
 TINY = Path(__file__).resolve().parents[3] / "configs/albef/tiny.yaml"

@@ -21,7 +21,8 @@ from support.methods.mmlg import write_teacher as write_clip
 from support.runs.recipes import CLASSES, MODELS
 from support.data.refcoco import write_refcoco
 from support.methods.reinforcement import write_pairs
-from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
+from vlightning.common.tokenizers import tokenizer_from_json
+from vlightning.datamodules.text.tokenizers import train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule
 from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network
 
