@@ -7,10 +7,13 @@ import ast
 import re
 import textwrap
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from importlib.util import find_spec
 from pathlib import Path
 
 from ...common.errors import UserError
 from ...common.names import did_you_mean
+from ...lightning_modules import installed
 from .configs import PACKAGE_ROOT
 
 _WIDTH = 100
@@ -49,13 +52,28 @@ class Config:
 
 
 def methods() -> list[Listed]:
-    """List the methods, by name: the folders with a `module.py`."""
+    """List the methods: the folders with a `module.py`, and the methods of other installed packages."""
     listed = []
     for file in sorted((PACKAGE_ROOT / "lightning_modules").glob("*/module.py")):
         tree = ast.parse(file.read_text(encoding="utf-8"))
         (module,) = (node for node in tree.body if isinstance(node, ast.ClassDef))
         listed.append(Listed(file.parent.name, module.name, _first_line(tree), _first_line(module)))
-    return listed
+    return [*listed, *(_installed_method(entry) for entry in installed())]
+
+
+def _installed_method(entry: EntryPoint) -> Listed:
+    """Describe a method of another package by its file, which is not imported; without a file, by its name."""
+    package, *names = entry.module.split(".")
+    spec = find_spec(package)
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [Path(spec.origin)] if spec is not None and spec.origin and not names else []
+    files += [folder.joinpath(*names).with_suffix(".py") for folder in folders if names]
+    for file in files:
+        tree = ast.parse(file.read_text(encoding="utf-8")) if file.is_file() else ast.Module([], [])
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name == entry.attr:
+                return Listed(entry.name, entry.attr, _first_line(tree), _first_line(node))
+    return Listed(entry.name, entry.attr, f"Of the package {package}.", "")
 
 
 def configs(folder: str = "") -> list[Config]:
@@ -77,7 +95,8 @@ def run_methods(words: list[str]) -> str:
     lines = []
     for method in methods():
         count = len(configs(method.name))
-        lines += [f"{method.name} ({method.module}, {count} configs)", *_wrapped(method.source), *_wrapped(method.what)]
+        shipped = f", {count} configs" if count else ""
+        lines += [f"{method.name} ({method.module}{shipped})", *_wrapped(method.source), *_wrapped(method.what)]
     return "\n".join([*lines, "", "vlightning configs METHOD lists the configs of one.", ""])
 
 

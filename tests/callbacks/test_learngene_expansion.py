@@ -28,7 +28,7 @@ class Classifier(LightningModule):
         self.rate = rate
 
     def configure_model(self):
-        shard(self, [self.inside["backbone"]])
+        shard(self, [self.inside["backbone"]], ["encode_image"])
 
     def training_step(self, batch, batch_idx):
         network = self.inside["backbone"]

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from lightning import LightningDataModule
 from lightning.pytorch import Callback
 
 from support.methods.tiny_modules import trainer
@@ -12,15 +11,6 @@ from support.methods.toy_method import CLASSES, ROWS, OptimSettings, ToyMethod, 
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.core.settings import flat, settings
-
-
-class ToyData(LightningDataModule):
-    """The toy method's batches, for the command line."""
-
-    def train_dataloader(self):
-        return toy_rows()
-
-    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
 
 
 @pytest.fixture(scope="module")

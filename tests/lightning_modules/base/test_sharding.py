@@ -12,6 +12,8 @@ from support.runs.distributed import run_distributed
 from vlightning.callbacks import rank, world_size
 from vlightning.lightning_modules.base.sharding import shard
 
+METHODS = ("encode_image", "encode_text", "predict_words")
+
 
 class Network(nn.Module):
     """Blocks in both kinds of list, one list inside the other, and a head that is tied to the embeddings."""
@@ -73,14 +75,14 @@ def sharded_towers(seed=0):
     module = towers(seed)
     names = ("data_parallel", "tensor_parallel")
     module._device_mesh = init_device_mesh("cpu", (world_size(), 1), mesh_dim_names=names)
-    shard(module, [module.student, module.teacher])
+    shard(module, [module.student, module.teacher], METHODS)
     return module
 
 
 def layout():
     module = sharded_towers()
     step = module.training_step
-    shard(module, [module.student, module.teacher])  # as at the next stage
+    shard(module, [module.student, module.teacher], METHODS)  # as at the next stage
     assert module.training_step is step
     student = {name for name, part in module.student.named_modules() if isinstance(part, FSDPModule)}
     teacher = {name for name, part in module.teacher.named_modules() if isinstance(part, FSDPModule)}
@@ -135,7 +137,7 @@ def test_every_process_starts_with_rank_0s_weights_and_buffers():
 
 def test_without_a_device_mesh_nothing_changes():
     module = towers()
-    shard(module, [module.student, module.teacher])
+    shard(module, [module.student, module.teacher], METHODS)
     assert not any(isinstance(part, FSDPModule) for part in module.modules())
     assert "training_step" not in vars(module)
 
@@ -145,4 +147,4 @@ def test_a_parameter_without_dimensions_is_named():
     module.student.scale = nn.Parameter(torch.tensor(1.0))
     module._device_mesh = object()
     with pytest.raises(ValueError, match=r"got the 0-D 'student.scale': give it the shape \[1\]"):
-        shard(module, [module.student, module.teacher])
+        shard(module, [module.student, module.teacher], METHODS)

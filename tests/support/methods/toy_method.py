@@ -1,10 +1,13 @@
 """A sixth method in one file: a linear student is distilled from a frozen linear teacher."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning import LightningDataModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -117,6 +120,24 @@ class ToyMethod(Method):
     def paper_schedule(self) -> Schedule:
         return WarmupCosine(self.optim.learning_rate, self.optim.warmup_steps)
 
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return images and labels with the shapes of a training, for `vlightning plan`."""
+        side = self.vision.image_size
+        return {"image": torch.zeros(rows, 3, side, side), "label": torch.zeros(rows, dtype=torch.long)}
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | {"student": "a .safetensors file of the student's layers"}
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the student of a checkpoint."""
+        state = content["state_dict"].items()
+        student = {name.removeprefix("student."): value for name, value in state if name.startswith("student.")}
+        save_file(student, target)
+        return f"Wrote {target} with {len(student)} tensors."
+
 
 def toy_rows(side: int = SIDE) -> DataLoader[dict[str, Tensor]]:
     """Batches of images [4, 3, side, side] with labels."""
@@ -124,3 +145,12 @@ def toy_rows(side: int = SIDE) -> DataLoader[dict[str, Tensor]]:
     image, label = torch.randn(ROWS, 3, side, side), torch.arange(ROWS) % CLASSES
     rows = [{"image": image[row], "label": label[row], "sample_index": row} for row in range(ROWS)]
     return DataLoader(rows, batch_size=4)  # type: ignore[arg-type]
+
+
+class ToyData(LightningDataModule):
+    """The batches of `toy_rows`, for the command line."""
+
+    def train_dataloader(self) -> DataLoader[dict[str, Tensor]]:
+        return toy_rows()
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
