@@ -98,10 +98,9 @@ def test_two_processes_train_it(project, strategy, name):
         assert done.returncode == 0, done.stdout + done.stderr
     written = checkpoint(project, f"{name}_{strategy}")
     target = project / f"{name}_of_{strategy}"
-    assert "with its tokenizer" in vlightning(project, "export", written, target) or name == "toy"
-    exported = load_file(target / "model.safetensors")
-    assert set(exported) >= ({"scale", "student.1.weight"} if name == "toy" else {"student.words.weight"})
-    assert exported["scale" if name == "toy" else "student.logit_scale"] != 1
+    vlightning(project, "export", written, target)
+    trained = {"toy": "scale", "pairs": "student.logit_scale"}[name]
+    assert load_file(target / "model.safetensors")[trained] != 1  # which it starts with
 
 
 @pytest.mark.parametrize("name", ["toy", "pairs"])
@@ -132,7 +131,8 @@ def test_evaluate_and_from_pretrained_read_it(project, pairs):
     words = ("--images=photos", "--classes", "a red circle", "a blue square", "--num_workers=0")
     for model in (pairs, "exported"):
         out = vlightning(project, "evaluate", "--model", model, *words)
-        assert "a red circle" in out
+        assert "Classified 3 images" in out
+        (project / "classes.parquet").unlink()
     script = "from vlightning.commands.export import from_pretrained as read; print(read('exported').model)"
     (project / "read.py").write_text(script)
     done = run_script([project / "read.py"], cwd=project)
