@@ -25,7 +25,7 @@ from ...lightning_modules.core.frozen import Frozen
 from ...lightning_modules.core.preprocessing import is_checkpoint, recorded_preprocessing
 from ...lightning_modules.networks.published_clip import load_published
 from ..cli.run_checkpoints import resolved
-from ..export.texts import has_clip_texts, text_encoder, tokenizer_of_folder
+from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
 _LOCAL = "local-dir:"
 

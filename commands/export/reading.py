@@ -1,21 +1,27 @@
 """Reading of an exported model, from a folder or from the Hugging Face hub."""
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
 
+from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
 from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_refused
 from ...common.names import did_you_mean
+from ...common.tokenizers import set_ending
+from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.text.clip import CLIP_TOKENS, CLIPTextEncoder
+from ...datamodules.text.tokenizers import Encoder, TextEncoder
 from ...lightning_modules.core.clip_preprocessing import Preprocessing
 from ...lightning_modules.core.folder import read_config
 from ...lightning_modules.core.preprocessing import has_pixels
-from .exported import PRETRAINED
 from .layouts import exported_classes
-from .texts import has_clip_texts, text_encoder, tokenizer_of_folder
+from .publishing import PRETRAINED
 
 
 class Pretrained(NamedTuple):
@@ -82,3 +88,40 @@ def _folder(name: str | Path) -> Path:
             f"Expected a folder of an export, or the name of one on the Hugging Face hub, got {text!r} ({why}): "
             "correct it."
         ) from error
+
+
+def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Encoder:
+    """Return the encoder of texts as the datamodule of the training would build it.
+
+    Args:
+        module: the trained module.
+        tokenizer: tokenizer of transformers; None for CLIP's.
+        data: options of the datamodule.
+    """
+    defaults = {name: option.default for name, option in inspect.signature(PairDataModule).parameters.items()}
+    options = {name: data.get(name, defaults[name]) for name in ("clean_captions", "max_words", "append_sep")}
+    longest = data.get("max_tokens") or module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
+    clean, words = options["clean_captions"], options["max_words"]
+    if tokenizer is None:
+        return CLIPTextEncoder(longest or CLIP_TOKENS, clean, words)
+    set_ending(tokenizer, options["append_sep"])
+    return TextEncoder(tokenizer, longest or defaults["max_tokens"], clean, words)
+
+
+def has_clip_texts(module: Any) -> bool:
+    """Return whether a module's texts have CLIP's vocabulary, whose tokenizer is part of open_clip."""
+    vocabulary = module.data_sizes().vocab_size or getattr(getattr(module, "student", None), "vocab_size", None)
+    return vocabulary in (None, CLIP_VOCABULARY)
+
+
+def tokenizer_of_folder(folder: Path, config: Mapping[str, Any]) -> Any | None:
+    """Return the tokenizer of an exported folder; None for CLIP's, whose padding differs from that of transformers.
+
+    Args:
+        folder: the folder.
+        config: its configuration.
+    """
+    of_clip = (config.get("data") or {}).get("tokenizer") == CLIP
+    if of_clip or not (folder / "tokenizer.json").is_file():
+        return None
+    return PreTrainedTokenizerFast.from_pretrained(str(folder))

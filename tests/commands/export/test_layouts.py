@@ -26,7 +26,7 @@ from support.methods.mmlg import tiny_extraction
 from support.methods.probe import tiny_probe
 from support.project.pages import blocks
 from support.runs.command_line import run
-from vlightning.commands.export.exported import files_of
+from vlightning.commands.export.publishing import files_of
 from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
 
 KINDS = METHODS | OTHERS
