@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from safetensors import safe_open
 from transformers import AutoTokenizer
 
 from support.methods.methods import METHODS, OTHERS
@@ -130,3 +131,34 @@ def test_every_way_writes_weights_preprocessing_tokenizer_and_card(name, tmp_pat
         assert card.splitlines()[12] == files["README.md"].decode().splitlines()[12]  # the number of parameters
         assert way == "again" or "| steps | 2 |" in card
         assert way in ("again", "fitted") or "| commit | abc |" in card
+
+
+def content(path):
+    """Bytes of a file; of safetensors its metadata, which have no order, and the bytes of its tensors."""
+    if path.suffix != ".safetensors":
+        return path.read_bytes()
+    with safe_open(path, "pt") as file:
+        names = sorted(file.keys())
+        return file.metadata(), [(name, file.get_tensor(name).numpy().tobytes()) for name in names]
+
+
+LAYOUTS = {"albef": "transformers", "clip": "open_clip", "cocord": "student", "mmlg": "learngene"}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_module_writes_the_layouts_of_its_checkpoint(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    module = trained(name, tmp_path)
+    suffix = {"student": ".safetensors"}.get(LAYOUTS[name], "")
+    export("run/checkpoints/last.ckpt", f"typed{suffix}", LAYOUTS[name])
+    module.export(f"fitted{suffix}", LAYOUTS[name])
+    type(module).load_from_checkpoint("run/checkpoints/last.ckpt").export(f"loaded{suffix}", LAYOUTS[name])
+    typed = Path(f"typed{suffix}")
+    files = [path for path in (typed.rglob("*") if typed.is_dir() else [typed]) if path.is_file()]
+    assert files
+    for way in ("fitted", "loaded"):
+        for path in files:
+            written = Path(str(path).replace("typed", way, 1))
+            assert content(written) == content(path), f"{path} of {way}"
+    with pytest.raises(UserError, match="Expected .* as the layout of .*, got 'none'"):
+        module.export("other", "none")
