@@ -160,5 +160,5 @@ def test_a_module_writes_the_layouts_of_its_checkpoint(name, tmp_path, monkeypat
         for path in files:
             written = Path(str(path).replace("typed", way, 1))
             assert content(written) == content(path), f"{path} of {way}"
-    with pytest.raises(UserError, match="Expected .* as the layout of .*, got 'none'"):
+    with pytest.raises(UserError, match=r"Expected .* as the layout of .*, got 'none'"):
         module.export("other", "none")
