@@ -23,6 +23,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # BERT's layout, so that a trained tokenizer and a BERT vocabulary have the same special token ids.
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
+SPECIAL_TOKENS = {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
 RESERVED = [PAD, *(f"[unused{i}]" for i in range(1, 100)), UNK, CLS, SEP, MASK]  # ids 0..103
 
 

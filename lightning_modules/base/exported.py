@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...callbacks import rank
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
+from ...common.tokenizers import SPECIAL_TOKENS
 from ..core.checkpoints import ORDERS_KEY, class_name
 from ..core.fitting import load_fitting
 from ..core.folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
@@ -277,7 +279,13 @@ def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save_tokenizer(module: ExportedModule, text: str, folder: Path) -> None:
-    """Write the tokenizer with the special tokens of the module, which the JSON text does not contain."""
-    numbers = getattr(getattr(module, "text", None), "special_token_ids", {})
+    """Write the tokenizer with its special tokens, which the JSON text does not contain.
+
+    Their numbers are the module's `text.special_token_ids`, else those of BERT's special tokens in the vocabulary.
+    """
+    numbers = getattr(getattr(module, "text", None), "special_token_ids", None)
+    if numbers is None:
+        tokenizer = Tokenizer.from_str(text)
+        numbers = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
     length = module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
     save_tokenizer(text, folder, {name: number for name, number in numbers.items() if number is not None}, length)
