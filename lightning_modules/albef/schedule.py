@@ -1,4 +1,7 @@
-"""Learning-rate schedules (linear warm-up and cosine by step, or the authors' staircase) and weight-decay groups."""
+"""What changes during a run: the learning rate and the weight of the teacher's targets; and weight-decay groups.
+
+The learning rate is linear warm-up and a cosine by step, or the authors' staircase.
+"""
 
 import math
 from dataclasses import dataclass
@@ -9,14 +12,30 @@ from torch import nn
 
 from ...common.errors import UserError
 from ..optim.schedules import Schedule, warmup_cosine
-from .settings import OptimSettings
+from .settings import MomentumSettings, OptimSettings
+
+
+def ramped_alpha(trainer: Trainer, momentum: MomentumSettings) -> float:
+    """Return the weight of the soft targets: a linear ramp from 0 over the first epochs, batch by batch.
+
+    Raises:
+        UserError: If the training loader, and with it the ramp, has no length.
+    """
+    ramp = momentum.alpha_warmup_epochs * trainer.num_training_batches
+    if ramp == float("inf"):
+        raise UserError(
+            "Expected a training loader with a length, over which alpha rises in the first epoch, got one without: "
+            "set trainer.limit_train_batches to a number of batches, or model.momentum.alpha_warmup_epochs to 0."
+        )
+    batch = trainer.fit_loop.epoch_loop.total_batch_idx
+    return momentum.alpha * (min(1.0, batch / ramp) if ramp else 1.0)
 
 
 def with_decay(groups: list[dict[str, Any]], parameter: nn.Parameter) -> list[dict[str, Any]]:
     """Move a parameter from the second group, without weight decay, to the first, with weight decay."""
-    decayed, plain = groups
-    rest = [each for each in plain["params"] if each is not parameter]
-    return [decayed | {"params": [parameter, *decayed["params"]]}, plain | {"params": rest}]
+    decayed, undecayed = groups
+    others = [each for each in undecayed["params"] if each is not parameter]
+    return [decayed | {"params": [parameter, *decayed["params"]]}, undecayed | {"params": others}]
 
 
 def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
