@@ -297,10 +297,10 @@ class ALBEFNetwork(nn.Module):
         set_vit_attention(self.visual_encoder, image)
         return self.visual_encoder(image)
 
-    def finish_image(self, states: Tensor, first: int) -> Tensor:
-        """Run the image encoder from block `first` on: input of that block [B, N, V] to tokens [B, N, V]."""
+    def finish_image(self, states: Tensor, start: int) -> Tensor:
+        """Run the image encoder from block `start` on: input of that block [B, N, V] to tokens [B, N, V]."""
         set_vit_attention(self.visual_encoder, states)
-        for block in self.visual_encoder.blocks[first:]:
+        for block in self.visual_encoder.blocks[start:]:
             states = block(states)
         return self.visual_encoder.norm(states)
 

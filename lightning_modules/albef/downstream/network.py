@@ -72,10 +72,7 @@ class TaskNetwork(nn.Module):
         return self.visual_encoder(image)
 
     def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
-        """Encode texts [B, L] and fuse them with the tokens [B, N, V] of each image: logits [B, C].
-
-        They are in float32 at least.
-        """
+        """Fuse texts [B, L] with the tokens [B, N, V] of each image: logits [B, C] in float32 at least."""
         states = self.text_encoder.encode(input_ids, attention_mask)
         second = image_tokens[1] if len(image_tokens) > 1 else None
         fused = self.text_encoder.fuse(states, attention_mask, image_tokens[0], second)
