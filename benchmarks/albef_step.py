@@ -321,28 +321,28 @@ def fuse_separately(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
     """Run each group of rows through the fusion encoder separately."""
-    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    negative_image, negative_text = negatives.image.row, negatives.text.row
     text, tokens, masked, fuse = encoded.text_states, encoded.image_tokens, encoded.masked_states, network.fuse
     assert masked is not None
-    pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[wrong_image])[:, 0]
-    with_wrong_text = fuse(text[wrong_text], mask[wrong_text], tokens)[:, 0]
-    return Fused(torch.stack([pairs, wrong, with_wrong_text], 1), fuse(masked, mask, tokens))
+    pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[negative_image])[:, 0]
+    with_negative_text = fuse(text[negative_text], mask[negative_text], tokens)[:, 0]
+    return Fused(torch.stack([pairs, wrong, with_negative_text], 1), fuse(masked, mask, tokens))
 
 
 def fuse_with_copied_keys(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
     """Run one fusion pass with image tokens that are copied and projected for every row."""
-    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    negative_image, negative_text = negatives.image.row, negatives.text.row
     text, tokens, masked = encoded.text_states, encoded.image_tokens, encoded.masked_states
     assert masked is not None
     fused = network.fuse(
-        torch.cat([text, text, text[wrong_text], masked]),
-        torch.cat([mask, mask, mask[wrong_text], mask]),
-        torch.cat([tokens, tokens[wrong_image], tokens, tokens]),
+        torch.cat([text, text, text[negative_text], masked]),
+        torch.cat([mask, mask, mask[negative_text], mask]),
+        torch.cat([tokens, tokens[negative_image], tokens, tokens]),
     )
-    pairs, wrong, with_wrong_text, words = fused.chunk(4)
-    return Fused(torch.stack([pairs[:, 0], wrong[:, 0], with_wrong_text[:, 0]], 1), words)
+    pairs, wrong, with_negative_text, words = fused.chunk(4)
+    return Fused(torch.stack([pairs[:, 0], wrong[:, 0], with_negative_text[:, 0]], 1), words)
 
 
 def encode_texts_separately(network: ALBEFNetwork, batch: Batch, masked_ids: Tensor, slice_rows: int | None) -> Encoded:

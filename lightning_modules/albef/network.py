@@ -193,30 +193,6 @@ class FusionBert(nn.Module):
         return states
 
 
-def image_encoder(vision: VisionSettings, activation_checkpointing: bool = False) -> VisionTransformer:
-    """Build the image encoder, which returns all tokens.
-
-    Args:
-        vision: its sizes.
-        activation_checkpointing: whether every block recomputes its activations in the backward pass.
-    """
-    # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
-    encoder = VisionTransformer(
-        img_size=vision.image_size,
-        patch_size=vision.patch_size,
-        embed_dim=vision.width,
-        depth=vision.depth,
-        num_heads=vision.heads,
-        mlp_ratio=vision.mlp_ratio,
-        num_classes=0,
-        global_pool="",
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        mlp_layer=LeanMlp,
-    )
-    encoder.set_grad_checkpointing(activation_checkpointing)
-    return encoder
-
-
 def bert_sizes(text: TextSettings, layers: int | None = None) -> BertConfig:
     """Return the configuration of a BERT of these settings, of text and fusion layers unless a number is given."""
     return bert_config(
@@ -241,7 +217,39 @@ class Encoded(NamedTuple):
     text_features: Tensor  # [B, E], unit length
 
 
-class ALBEFNetwork(nn.Module):
+class ImageNetwork(nn.Module):
+    """Base of the networks: the image encoder.
+
+    Args:
+        vision: sizes of the image encoder.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+
+    def __init__(self, vision: VisionSettings, activation_checkpointing: bool) -> None:
+        super().__init__()
+        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
+        self.visual_encoder = VisionTransformer(
+            img_size=vision.image_size,
+            patch_size=vision.patch_size,
+            embed_dim=vision.width,
+            depth=vision.depth,
+            num_heads=vision.heads,
+            mlp_ratio=vision.mlp_ratio,
+            num_classes=0,
+            global_pool="",
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            mlp_layer=LeanMlp,
+        )
+        self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
+        set_vit_attention(self.visual_encoder, image)
+        tokens: Tensor = self.visual_encoder(image)
+        return tokens
+
+
+class ALBEFNetwork(ImageNetwork):
     """Image encoder, text and fusion encoder, and both projections, for the student or the teacher.
 
     Args:
@@ -260,8 +268,7 @@ class ALBEFNetwork(nn.Module):
         language_head: bool = True,
         activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
-        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        super().__init__(vision, activation_checkpointing)
         self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision.width, embed_dim)
@@ -291,11 +298,6 @@ class ALBEFNetwork(nn.Module):
             self.project_image(image_tokens),
             self.project_text(text_states),
         )
-
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
-        set_vit_attention(self.visual_encoder, image)
-        return self.visual_encoder(image)
 
     def finish_image(self, states: Tensor, start: int) -> Tensor:
         """Run the image encoder from block `start` on: input of that block [B, N, V] to tokens [B, N, V]."""

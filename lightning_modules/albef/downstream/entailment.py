@@ -12,13 +12,7 @@ from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..settings import (
-    EntailmentMomentumSettings,
-    MemorySettings,
-    TaskOptimSettings,
-    TaskVisionSettings,
-    TextSettings,
-)
+from ..settings import EntailmentMomentumSettings, MemorySettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from . import weights as initial_weights
 from .network import TaskNetwork, class_head
 from .task import TaskMethod

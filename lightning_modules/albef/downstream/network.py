@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from ...core.precision import at_least_float32, unit
-from ...networks.attention import set_vit_attention
-from ..network import FusionBert, FusionLayer, bert_sizes, image_encoder
+from ..network import FusionBert, FusionLayer, ImageNetwork, bert_sizes
 from ..settings import TextSettings, VisionSettings
 
 
@@ -40,7 +39,7 @@ class PairFusionLayer(nn.Module):
         return out
 
 
-class TaskNetwork(nn.Module):
+class TaskNetwork(ImageNetwork):
     """Image encoder, text and fusion encoder, and a head on the fused [CLS].
 
     Args:
@@ -59,17 +58,11 @@ class TaskNetwork(nn.Module):
         images: int = 1,
         activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
-        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        super().__init__(vision, activation_checkpointing)
         fusion = FusionLayer if images == 1 else PairFusionLayer
         self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head=False, fusion=fusion)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.cls_head = head
-
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
-        set_vit_attention(self.visual_encoder, image)
-        return self.visual_encoder(image)
 
     def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
         """Fuse texts [B, L] with the tokens [B, N, V] of each image: logits [B, C] in float32 at least."""
@@ -121,7 +114,7 @@ class AssignmentNetwork(TaskNetwork):
         return unit(self.vision_proj(image_tokens[:, 0]))
 
 
-class VQANetwork(nn.Module):
+class VQANetwork(ImageNetwork):
     """Image encoder, question encoder and answer decoder, for the student or the teacher.
 
     The question encoder has the text and fusion layers of pre-training. The decoder has as many layers as there are
@@ -134,8 +127,7 @@ class VQANetwork(nn.Module):
     """
 
     def __init__(self, vision: VisionSettings, text: TextSettings, activation_checkpointing: bool = False) -> None:
-        super().__init__()
-        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        super().__init__(vision, activation_checkpointing)
         self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head=False)
         self.text_decoder = FusionBert(bert_sizes(text, text.fusion_depth), 0, text.width)
         for bert in (self.text_encoder.bert, self.text_decoder.bert):
@@ -145,12 +137,6 @@ class VQANetwork(nn.Module):
         """Keep the embeddings, and the head's outputs, of the first `entries` words."""
         self.text_encoder.resize_vocabulary(entries)
         self.text_decoder.resize_vocabulary(entries)
-
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
-        set_vit_attention(self.visual_encoder, image)
-        tokens: Tensor = self.visual_encoder(image)
-        return tokens
 
     def encode_text(
         self, input_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
