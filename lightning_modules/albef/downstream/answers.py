@@ -76,7 +76,7 @@ def answer_loss(
 class Ranked(NamedTuple):
     """The best answers of questions, best first."""
 
-    index: Tensor  # long [Q, k], in the list
+    answer: Tensor  # long [Q, k], index in the list
     probability: Tensor  # [Q, k], of these k answers
 
 

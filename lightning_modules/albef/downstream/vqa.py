@@ -201,7 +201,7 @@ class VQAModule(TaskMethod):
             self.answers.block,
             self.answers.first_token_twice,
         )
-        best = ranked.index[:count, : self.answers.top]
+        best = ranked.answer[:count, : self.answers.top]
         return {
             "top_answers": [[data.answers[index] for index in row] for row in best.tolist()],
             "top_probabilities": ranked.probability[:count, : self.answers.top],

@@ -111,7 +111,7 @@ def test_ranking_with_the_first_token_twice_is_the_authors(golden, network, ques
     tensors = golden[0]
     ids = tensors["in.candidate_ids"]
     ranked = rank_answers(network, questions, ids, (ids != 0).long(), 5, 64, first_token_twice=True)
-    assert torch.equal(ranked.index, tensors["out.rank_ids"])
+    assert torch.equal(ranked.answer, tensors["out.rank_ids"])
     torch.testing.assert_close(ranked.probability, tensors["out.rank_probs"], rtol=1e-5, atol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_ranking_equals_token_by_token_scores_in_any_blocks(golden, network, que
     expected = plain_scores(network, questions, ids, mask, twice)
     ranked = rank_answers(network, questions, ids, mask, len(ids), block, first_token_twice=twice)
     probability, order = expected.softmax(1).sort(dim=1, descending=True)
-    assert torch.equal(ranked.index, order)
+    assert torch.equal(ranked.answer, order)
     torch.testing.assert_close(ranked.probability, probability, rtol=1e-5, atol=1e-6)
 
 
@@ -134,7 +134,7 @@ def test_the_first_token_selects_the_candidates(golden, network, questions):
     mask = (ids != 0).long()
     first = torch.stack([plain_scores(network, questions, ids[:, :2], mask[:, :2], False)])[0]
     for count in (1, 3, 50):
-        index = rank_answers(network, questions, ids, mask, count, 64).index
+        index = rank_answers(network, questions, ids, mask, count, 64).answer
         best = first.sort(dim=1, descending=True, stable=True)[1][:, :count]
         assert torch.equal(index.sort(1)[0], best.sort(1)[0])
 
@@ -144,7 +144,7 @@ def test_an_empty_batch_is_ranked_and_answered(golden, network, questions):
     ids = golden[0]["in.candidate_ids"]
     none = Questions(*(part[:0] for part in questions))
     ranked = rank_answers(network, none, ids, (ids != 0).long(), 5, 64)
-    assert ranked.index.shape == ranked.probability.shape == (0, 5)
+    assert ranked.answer.shape == ranked.probability.shape == (0, 5)
     assert generate_answers(network, none, 101, 102, 3, 10)[0].shape == (0, 10)
 
 
