@@ -12,11 +12,9 @@ from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..settings import MemorySettings, TextSettings
+from ..settings import EntailmentMomentumSettings, MemorySettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from . import weights as initial_weights
-from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
-from .settings import EntailmentMomentumSettings, TaskOptimSettings, TaskVisionSettings
 from .task import TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image")
@@ -72,14 +70,7 @@ class EntailmentModule(TaskMethod):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy, with the teacher's classes as soft targets."""
         alpha = self.current_alpha()
-        loss = distilled_loss(
-            self.student,
-            self.teacher,
-            self.memory.micro_batch_size,
-            batch["label"],
-            alpha,
-            *(batch[name] for name in INPUTS),
-        )
+        loss = self.distilled_loss(alpha, batch["label"], *(batch[name] for name in INPUTS))
         self.log_step(loss, alpha)
         return loss
 
@@ -89,7 +80,7 @@ class EntailmentModule(TaskMethod):
         return logits
 
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return that only the head is new."""
+        """Start from a trained ALBEF without projections and language-model head; the classification head is new."""
         return initial_weights.TaskWeights(new=("cls_head.",))
 
     def on_fit_start(self) -> None:

@@ -17,8 +17,8 @@ from support.methods.albef import tiny_albef
 from support.methods.random_batches import NAMES, random_rows, rows_loader, small
 from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.commands.plan.estimate import Estimate, Sizes
-from vlightning.lightning_modules.albef.encoding import Encoded
-from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
+from vlightning.lightning_modules.albef.itc import Keys, image_text_contrast
+from vlightning.lightning_modules.albef.network import Encoded
 from vlightning.lightning_modules.cocord.losses import contrastive_loss
 from vlightning.lightning_modules.losses.contrast import Side, contrast_terms
 
@@ -68,7 +68,7 @@ def test_the_formula_holds_for_the_logits_of_albef(slice_rows):
     run = Run(100, 1, slice_rows)
     student = Encoded(None, None, None, unit_rows(100, 8, True), unit_rows(100, 8, True))
     teacher = Encoded(None, None, None, unit_rows(100, 8), unit_rows(100, 8))
-    keys = gather_keys(teacher, torch.arange(200).view(100, 2), "global")
+    keys = Keys(teacher.image_features, teacher.text_features, torch.arange(200).view(100, 2), offset=0, gathered=True)
 
     def loss():
         return image_text_contrast(
