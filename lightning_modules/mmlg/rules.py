@@ -28,21 +28,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...callbacks.learngene.layers import (
-    TOWERS,
-    Components,
-    Layer,
-    Rule,
-    Tower,
-    register_rule,
-    tensors_below,
-)
+from ...callbacks.learngene.layers import TOWERS, Components, Layer, Rule, Tower, register_rule, tensors_below
 from ...callbacks.learngene.sizes import LINEARS, LearngeneSizes, Shapes, with_prefixes
 from ...common.errors import UserError
 
 MethodName = Literal["MM-LG", "TLEG", "He-LG"]
 
-KINDS = (*TOWERS, "multimodal")
+OWNERS = (*TOWERS, "multimodal")
 """Owners of MM-LG's blocks: one tower, or both."""
 GROUPS = (1, 2)
 """Groups of MM-LG's blocks, between which pairs alternate."""
@@ -60,7 +52,9 @@ class MMLGRule:
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
         """As in `Rule`."""
         pairs = number_of_pairs(sizes)
-        shapes = with_prefixes(sizes.linear_shapes(), [f"blocks.{kind}.{group}" for kind in KINDS for group in GROUPS])
+        shapes = with_prefixes(
+            sizes.linear_shapes(), [f"blocks.{owner}.{group}" for owner in OWNERS for group in GROUPS]
+        )
         shapes |= with_prefixes(sizes.norm_shapes(), [f"norms.{tower}" for tower in TOWERS])
         for tower in TOWERS:
             shapes |= {f"coefficients.{tower}": (pairs,), f"coefficients.{tower}_multimodal": (pairs,)}
@@ -193,13 +187,13 @@ def layer_sum(tensors: Mapping[str, Tensor], tower: Tower, pair: int, components
     Returns:
         New tensors with gradient, by `qkv.weight`, `qkv.bias`, `proj.weight` and so on.
     """
-    kinds = {"both": (tower, "multimodal"), "unimodal": (tower,), "multimodal": ("multimodal",)}[components]
+    owners = {"both": (tower, "multimodal"), "unimodal": (tower,), "multimodal": ("multimodal",)}[components]
     weights: Layer = {}
-    for kind in kinds:
-        coefficient = tensors[f"coefficients.{tower if kind == tower else f'{tower}_multimodal'}"][pair]
-        for part in (f"{linear}.{end}" for linear in LINEARS for end in ("weight", "bias")):
-            term = coefficient * tensors[f"blocks.{kind}.{group_of(pair)}.{part}"]
-            weights[part] = weights[part] + term if part in weights else term
+    for owner in owners:
+        coefficient = tensors[f"coefficients.{tower if owner == tower else f'{tower}_multimodal'}"][pair]
+        for name in (f"{linear}.{end}" for linear in LINEARS for end in ("weight", "bias")):
+            term = coefficient * tensors[f"blocks.{owner}.{group_of(pair)}.{name}"]
+            weights[name] = weights[name] + term if name in weights else term
     return weights
 
 

@@ -100,7 +100,7 @@ class OptimSettings(SettingsGroup, option="optim"):
 
 @dataclass(frozen=True)
 class MemorySettings(SettingsGroup, option="memory"):
-    """Recomputation in the backward pass, which gives the loss of the whole batch in the memory of a part.
+    """Recomputation in the backward pass, which gives the loss of the whole batch in less memory.
 
     Args:
         micro_batch_size: pairs that pass the towers at a time; None: the whole batch.
