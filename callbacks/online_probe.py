@@ -25,7 +25,7 @@ from .non_finite import is_skipped
 from .private_api import state_key
 
 
-class OnlineProbe(CheckedArguments, Callback):
+class OnlineLinearProbe(CheckedArguments, Callback):
     """Train a linear classifier on a module's image features while the module trains, and log its accuracy.
 
     The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
@@ -193,7 +193,7 @@ class OnlineProbe(CheckedArguments, Callback):
         return len(bad)
 
     def __str__(self) -> str:
-        return f"OnlineProbe {self.name!r}"
+        return f"OnlineLinearProbe {self.name!r}"
 
     def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
         """Return features, float32 [B, D]; the module, its modes and the random generators do not change."""

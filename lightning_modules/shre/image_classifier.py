@@ -37,11 +37,11 @@ from .settings import MixSettings, ProbeOptimSettings, ViTSettings
 Batch = dict[str, Tensor]
 PRETRAINED = "pretrained"
 """Name of timm's own weights."""
-_PREFIXES = ("encoder.", "student.image_encoder.")  # in checkpoints of `ImageProbeModule` and of `SHReModule`
+_PREFIXES = ("encoder.", "student.image_encoder.")  # in checkpoints of `SHReImageClassifierModule` and of `SHReModule`
 _NOT_IN_WEIGHTS = ("heads", "post_norm")  # settings on which no shape depends
 
 
-class ImageProbeModule(Method):
+class SHReImageClassifierModule(Method):
     """Train a classification head on an image encoder, alone or together with the encoder.
 
     In a linear probe the encoder has no gradient and is always in eval mode; in fine-tuning its lower layers have lower
@@ -136,7 +136,7 @@ class ImageProbeModule(Method):
         logits: Tensor = self.probe(tokens)
         return logits
 
-    def train(self, mode: bool = True) -> ImageProbeModule:
+    def train(self, mode: bool = True) -> SHReImageClassifierModule:
         """Set the mode; the encoder of a linear probe stays in eval mode."""
         super().train(mode)
         if self.linear_probe:
@@ -267,7 +267,7 @@ def load_encoder(encoder: nn.Module, source: str, vision: ViTSettings | None = N
 
     Args:
         encoder: encoder to fill.
-        source: checkpoint, file or folder, of `SHReModule` or of `ImageProbeModule`.
+        source: checkpoint, file or folder, of `SHReModule` or of `SHReImageClassifierModule`.
         vision: settings of the encoder, to compare those on which no shape depends; None for an encoder of timm.
 
     Raises:
@@ -297,6 +297,6 @@ def _encoder_state(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor
         if encoder:
             return encoder
     raise UserError(
-        f"Expected a checkpoint of SHReModule or ImageProbeModule in {source!r}, got one without an image encoder: "
-        "correct model.weights."
+        f"Expected a checkpoint of SHReModule or SHReImageClassifierModule in {source!r}, got one without an image "
+        "encoder: correct model.weights."
     )

@@ -30,11 +30,11 @@ from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
 from .settings import ClassifierOptimSettings, ClassifierVisionSettings, TowerSettings
 
-_TOWERS = ("tower.", "student.visual.")  # in checkpoints of VisionClassifierModule and of MMLGModule
+_TOWERS = ("tower.", "student.visual.")  # in checkpoints of MMLGImageClassifierModule and of MMLGModule
 _POSITIONS = "positional_embedding"
 
 
-class VisionClassifierModule(Method):
+class MMLGImageClassifierModule(Method):
     """open_clip's ViT with a new linear head on its class token; all parameters train.
 
     The tower is initialized from an activated descendant (`weights`), from a learngene (a `LearngeneExpansionCallback`
@@ -129,7 +129,7 @@ class VisionClassifierModule(Method):
 
 
 def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
-    """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `VisionClassifierModule`.
+    """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `MMLGImageClassifierModule`.
 
     Args:
         tower: what to fill.
@@ -158,7 +158,7 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
 
 
 def _heads_of_training(arguments: Mapping[str, Any]) -> int | None:
-    """Return the attention heads of a training of `MMLGModule` or `VisionClassifierModule`; None of any other."""
+    """Return the attention heads of a training of `MMLGModule` or `MMLGImageClassifierModule`; None of any other."""
     if "towers" in arguments:
         return settings(TowerSettings, arguments["towers"]).heads
     if "num_classes" in arguments and "vision" in arguments:
@@ -180,8 +180,8 @@ def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:
             "wrote, with a LearngeneExpansionCallback instead of model.weights."
         )
     raise UserError(
-        f"Expected a checkpoint of MMLGModule with an ordinary CLIP as student, or of VisionClassifierModule, got no "
-        f"vision tower of open_clip's in {source!r}: correct model.weights."
+        f"Expected a checkpoint of MMLGModule with an ordinary CLIP as student, or of MMLGImageClassifierModule, got "
+        f"no vision tower of open_clip's in {source!r}: correct model.weights."
     )
 
 

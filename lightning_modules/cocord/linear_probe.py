@@ -33,7 +33,7 @@ Batch = dict[str, Tensor]
 _BACKBONE = "backbone.network."
 
 
-class LinearProbeModule(Method):
+class CoCoRDLinearProbeModule(Method):
     """Train one linear layer on the pooled features of a frozen network.
 
     The network is always in eval mode, and encodes each training image once when training starts. Hence there is no
