@@ -70,7 +70,7 @@ class CoCoRDModule(Method):
         teacher: the teacher.
         contrast: the contrastive loss.
         prediction: the predictive loss.
-        kd: distillation of the class distribution, and baselines that distil features.
+        kd: distillation of the class distribution, and baselines that distill features.
         heads: projection heads and predictor.
         momentum: moving averages.
         optim: SGD and its schedule.

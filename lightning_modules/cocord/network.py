@@ -75,8 +75,8 @@ def teacher_head(head: ProjectionHead | None, teacher: int, student: int, heads:
 
 def described_head(teacher: int, student: int) -> str:
     """Describe the teacher's head, which depends on the widths of the teacher's and the student's features."""
-    kind = "a moving average of the student's" if teacher == student else "random and fixed"
-    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {kind}."
+    head = "a moving average of the student's" if teacher == student else "random and fixed"
+    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {head}."
 
 
 def frozen_copy(network: Network) -> Network:

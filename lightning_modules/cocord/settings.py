@@ -35,7 +35,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         weights: a file (checkpoint of a `CoCoRDModule` with this student, public checkpoint of the CRD benchmark, or
             safetensors); the folder of a run, whose newest last checkpoint is used; or the name of the library's
             weights, such as IMAGENET1K_V1.
-        network: a classifier of your own, without a name, that states the normalisation of its images
+        network: a classifier of your own, without a name, that states the normalization of its images
             (docs/own_teachers.md).
         feature_dim: width of the features of `network`; a checkpoint records it. Leave it out.
     """

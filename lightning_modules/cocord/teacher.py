@@ -30,7 +30,7 @@ class OwnClassifier(Classifier):
     """A classifier of the user's own, whose features are the input of the linear layer that computes its logits.
 
     Args:
-        network: maps images [B, 3, H, W] to logits [B, C]; it states its normalisation.
+        network: maps images [B, 3, H, W] to logits [B, C]; it states its normalization.
         classes: number of classes C.
 
     Raises:

@@ -25,6 +25,7 @@ from ..core.precision import at_least_float32
 from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
+from ..networks.cifar.classifier import init_linear
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
@@ -81,8 +82,7 @@ class MMLGImageClassifierModule(Method):
         self.tower.proj = None
         set_clip_attention(self.tower)
         self.head = nn.Linear(width, num_classes)
-        nn.init.normal_(self.head.weight, std=0.01)
-        nn.init.zeros_(self.head.bias)
+        init_linear(self.head)
         self.evaluation = ClassificationEvaluation()
 
     def forward(self, image: Tensor) -> Tensor:

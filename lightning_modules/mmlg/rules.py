@@ -50,7 +50,7 @@ class MMLGRule:
     sets_whole_tower = True
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         pairs = number_of_pairs(sizes)
         shapes = with_prefixes(
             sizes.linear_shapes(), [f"blocks.{owner}.{group}" for owner in OWNERS for group in GROUPS]
@@ -68,7 +68,7 @@ class MMLGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         norms = tensors_below(tensors, f"norms.{tower}.")
         pairs = descendant_pairs(depth, sizes.layers // 2)
         return [norms | layer_sum(tensors, tower, pair, components) for pair in pairs]
@@ -80,7 +80,7 @@ class TLEGRule:
     sets_whole_tower = True
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         blocks = [f"blocks.{tower}.{term}" for tower in TOWERS for term in TERMS]
         return with_prefixes({**sizes.linear_shapes(), **sizes.norm_shapes()}, blocks) | sizes.end_shapes()
 
@@ -92,7 +92,7 @@ class TLEGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         _refuse_components("TLEG", components)
         if depth < 1:
             raise UserError(f"Expected a tower of at least 1 layer, got {depth}: build the network deeper.")
@@ -105,7 +105,7 @@ class HeLGRule:
     sets_whole_tower = False
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         layers = [f"layers.{tower}.{layer}" for tower in TOWERS for layer in range(LAST_LAYERS)]
         return with_prefixes({**sizes.linear_shapes(), **sizes.norm_shapes()}, layers)
 
@@ -117,7 +117,7 @@ class HeLGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         _refuse_components("He-LG", components)
         if depth < LAST_LAYERS:
             raise UserError(

@@ -105,7 +105,7 @@ def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, mo
     assert sum(batches) == 24
     # Opening a split decodes one image, of each split's first row, to see that some can be used.
     assert sorted(decoded) == sorted([0, 0, *range(24)])
-    names = {"label", "sample_index", "feature_row", "known_label"}
+    names = {"label", "sample_index", "feature_row", "feature_label"}
     assert steps == [(names, 26)] * (3 * 24 // BATCH)
 
 
