@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .learngene_writer import LearngeneWriter
     from .modules import missing_callbacks
     from .non_finite import SkipNonFiniteSteps
-    from .online_probe import OnlineProbe
+    from .online_probe import OnlineLinearProbe
     from .optimizer_step import OptimizerStepCallback
     from .progress_lines import ProgressLines
     from .queue import FeatureQueue, QueueCallback
@@ -80,7 +80,7 @@ _NAMES = {
     "learngene_writer": ("LearngeneWriter",),
     "modules": ("missing_callbacks",),
     "non_finite": ("SkipNonFiniteSteps",),
-    "online_probe": ("OnlineProbe",),
+    "online_probe": ("OnlineLinearProbe",),
     "optimizer_step": ("OptimizerStepCallback",),
     "progress_lines": ("ProgressLines",),
     "queue": ("FeatureQueue", "QueueCallback"),
@@ -121,7 +121,7 @@ __all__ = [
     "LearngeneWriter",
     "LeftOut",
     "NearestNeighbourClassification",
-    "OnlineProbe",
+    "OnlineLinearProbe",
     "OptimizerStepCallback",
     "OwnClassification",
     "PredictionFigures",

@@ -15,8 +15,7 @@ from ..networks.clip.programs import export_towers
 from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
 from ..networks.clip.transformers_layout import save_transformers
 from ..networks.open_clip_folder import write_open_clip
-from .descendant import as_clip, clip_config
-from .pretrained import preprocessing_of_training, rebuild_student
+from .students import as_clip, clip_config, preprocessing_of_training, rebuild_student
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",

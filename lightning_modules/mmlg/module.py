@@ -37,13 +37,11 @@ from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.settings import settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import Side, contrast_terms, pair_ids
+from ..losses.contrast import Side, Terms, contrast_terms, pair_ids
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
-from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
-from .pretrained import NETWORKS, Student
 from .settings import (
     EvaluationSettings,
     MemorySettings,
@@ -54,6 +52,7 @@ from .settings import (
     VisionSettings,
     learngene_sizes,
 )
+from .students import NETWORKS, Student
 from .teacher import gathered_side, load_teacher, teacher_features
 
 
@@ -105,41 +104,44 @@ class MMLGModule(Method):
         self.vision, self.text = settings(VisionSettings, vision), settings(TextSettings, text)
         self.distillation = settings(TeacherSettings, teacher)
         self.optim, self.memory = settings(OptimSettings, optim), settings(MemorySettings, memory)
-        self.weights, self.max_logit_scale = weights, max_logit_scale
+        self.weights = weights
+        self.max_logit_scale = max_logit_scale
 
         sizes = learngene_sizes(settings(TowerSettings, towers), self.vision, self.text)
         self.student = NETWORKS[student](sizes)
         self.teacher: Frozen[Any] = Frozen()  # loaded when a fit starts
         self.teacher_scale = 0.0
         self._teacher_preprocessing: dict[str, Any] | None = None
-        measured = settings(EvaluationSettings, evaluation)
-        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=measured.protocols)
+        protocols = settings(EvaluationSettings, evaluation).protocols
+        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
         self._check_tokens(batch["input_ids"])
-        teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
+        teachers = self._teacher_sides(batch)  # before the student, to free the teacher's activations
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
         student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
         # The teacher's targets include pairs of the same image.
         ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
-        terms = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
-        loss = extraction_loss(terms, self.distillation.distillation_weight)
+        losses = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
+        loss = extraction_loss(losses, self.distillation.distillation_weight)
 
         self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log("train/contrast", terms.contrast.detach())
+        self.log("train/contrast", losses.contrast.detach())
         if teachers:
-            self.log("train/distillation", soft_cross_entropy(terms).detach())
+            self.log("train/distillation", distillation_loss(losses).detach())
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
     def _teacher_sides(self, batch: Batch) -> Sequence[Side]:
+        """Return the features of the teacher; none where nothing is distilled."""
         if not self.distillation.distillation_weight:
             return []
-        network, size = self.teacher.network, self.memory.micro_batch_size
-        image, text = teacher_features(network, batch["image"], batch["input_ids"], size)
+        image, text = teacher_features(
+            self.teacher.network, batch["image"], batch["input_ids"], self.memory.micro_batch_size
+        )
         return [gathered_side(image, text, self.teacher_scale)]
 
     def _check_tokens(self, input_ids: Tensor) -> None:
@@ -169,8 +171,9 @@ class MMLGModule(Method):
         """Return the learngene extracted so far, whose tensors rank 0 gets; a collective call."""
         state = {name: tensor.detach().float() for name, tensor in full_state(self.student).items()}
         tensors = self.student.learngene_tensors(state) if state else state
-        sizes, method, origin = self.student.sizes, self.student.method, self.teacher.origin
-        return Learngene(tensors, sizes, method, origin, preprocessing=self.preprocessing())
+        return Learngene(
+            tensors, self.student.sizes, self.student.method, self.teacher.origin, preprocessing=self.preprocessing()
+        )
 
     def learngene_terms(self) -> LearngeneTerms | None:
         """Return coefficients and norms of the sums' terms, None for other students; a collective call."""
@@ -229,3 +232,24 @@ class MMLGModule(Method):
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return how `weights`, else the teacher, expect images to be prepared."""
         return self._teacher_preprocessing if self.weights is None else preprocessing_of_checkpoint(self.weights)
+
+
+def extraction_loss(losses: Terms, distillation_weight: float) -> Tensor:
+    """Return L = L_CLIP + lambda L_dist (eq. 8).
+
+    Args:
+        losses: contrast (eq. 4) and distillation of the batch.
+        distillation_weight: lambda.
+    """
+    if not distillation_weight:
+        return losses.contrast
+    return losses.contrast + distillation_weight * distillation_loss(losses)
+
+
+def distillation_loss(losses: Terms) -> Tensor:
+    """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
+
+    It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the
+    teacher's entropy, not 0.
+    """
+    return losses.distillation + losses.entropy

@@ -37,7 +37,7 @@ RANKED = {
     "lightning_modules/albef/downstream/assignment.py": "draws",
     "lightning_modules/albef/itm.py": "draws",
     "lightning_modules/albef/mlm.py": "draws",
-    "lightning_modules/cocord/baselines/crd.py": "draws",
+    "lightning_modules/cocord/crd.py": "draws",
     "lightning_modules/mmlg/network.py": "the place of the end token",
     "lightning_modules/mobileclip/sampling.py": "draws of tokens",
     "callbacks/figures/evaluation.py": "the first image of a text",

@@ -32,7 +32,7 @@ from vlightning.datamodules import (
 )
 from vlightning.datamodules.text.saved_tokenizer import saved_tokenizer
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.mmlg.towers import load_image_tower
+from vlightning.lightning_modules.mmlg.embedding import load_image_tower
 from vlightning.lightning_modules.networks.clip.files import save_vendor
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of

@@ -63,9 +63,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "heads.hidden": 12,
         "heads.predictor_hidden": 8,
     },
-    "LinearProbeModule": {},
+    "CoCoRDLinearProbeModule": {},
     "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
-    "VisionClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
+    "MMLGImageClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
     "ImageEmbeddingModule": {},
     "CaptioningModule": {
         "embed_dim": 12,
@@ -85,7 +85,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision.depth": 2,
         "text.depth": 2,
     },
-    "ImageProbeModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
+    "SHReImageClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
 }
 """Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
@@ -356,7 +356,7 @@ def _replace(config: Any, subcommand: str) -> None:
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
-    side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
+    side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None  # the sides on which their encoder is trained
     if "MobileCLIP-tiny" in _flat(arguments.as_dict()).values():
         # Of 16 pixels its last stage would get a single one, on which oneDNN's gradient of a strided depthwise
         # convolution in bfloat16 reads memory that was never written.

@@ -1,9 +1,12 @@
-"""The ordinary CLIP that a learngene is expanded into: open_clip's.
+"""Networks that `MMLGModule` trains, by the name of the student, and the students of earlier trainings.
 
-Trained from scratch or in full, it is a baseline of MM-LG, and its last layers are the learngene of He-LG.
+The ordinary CLIP, into which a learngene is expanded, is open_clip's. Trained from scratch or in full, it is a baseline
+of MM-LG, and its last layers are the learngene of He-LG.
 """
 
-from typing import Any
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import open_clip
 from torch import Tensor
@@ -13,15 +16,23 @@ from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.layers import TOWERS
 from ...callbacks.learngene.sizes import LearngeneSizes
 from ...common.errors import UserError
+from ..core.clip_preprocessing import Preprocessing
+from ..core.fitting import load_fitting, student_state
 from ..core.memory import in_slices
+from ..core.preprocessing import recorded_preprocessing
+from ..core.settings import settings
 from ..networks.attention import set_clip_attention
-from .network import SummedCLIP
+from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 from .rules import LAST_LAYERS, MethodName
+from .settings import TextSettings, TowerSettings, VisionSettings, learngene_sizes
+
+Student = Literal["MM-LG", "TLEG", "plain"]
 
 
 def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
     """Return open_clip's configuration of a CLIP of these sizes."""
-    width, layers = sizes.width, sizes.layers
+    width = sizes.width
+    layers = sizes.layers
     vision = {"image_size": sizes.image_size, "layers": layers, "width": width, "head_width": width // sizes.heads}
     text = {"context_length": sizes.max_tokens, "vocab_size": sizes.vocab_size, "width": width, "heads": sizes.heads}
     return {
@@ -56,7 +67,8 @@ class PlainCLIP(open_clip.CLIP):
         """
         # The class's own methods, since FSDP2 wraps those of the instance: nested wrappers leave the logit scale
         # sharded.
-        encode_image, encode_text = super().encode_image, super().encode_text
+        encode_image = super().encode_image
+        encode_text = super().encode_text
 
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
             return encode_image(image), encode_text(input_ids)
@@ -91,3 +103,53 @@ def as_clip(student: SummedCLIP | PlainCLIP) -> PlainCLIP:
     state = {name: tensor.detach() for name, tensor in student.state_dict().items()}
     expand_learngene(Learngene(state, student.sizes, student.method), clip)
     return clip.eval()
+
+
+NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
+    "MM-LG": LearngeneCLIP,
+    "TLEG": LinearCLIP,
+    "plain": PlainCLIP,
+}
+"""Network of each student."""
+
+
+def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | PlainCLIP:
+    """Return the student of a checkpoint, in eval mode.
+
+    Args:
+        content: the checkpoint.
+        source: description of the checkpoint for messages.
+
+    Raises:
+        UserError: If the checkpoint is of another class or version, or does not fit its own settings.
+    """
+    arguments = content["hyper_parameters"]
+    missing = [name for name in ("student", "towers", "vision", "text") if name not in arguments]
+    if missing:
+        raise UserError(
+            f"Expected the settings of MMLGModule in {source}, got none of {' and '.join(missing)}: give a checkpoint "
+            "of that class, from this version of vlightning."
+        )
+    sizes = learngene_sizes(
+        settings(TowerSettings, arguments["towers"]),
+        settings(VisionSettings, arguments["vision"]),
+        settings(TextSettings, arguments["text"]),
+    )
+    student = NETWORKS[arguments["student"]](sizes)
+    load_fitting(student, student_state(content), f"the student from {source}")
+    return student.eval()
+
+
+def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how evaluation prepared images in a training, in the form of `recorded_preprocessing`.
+
+    Without a datamodule of this package, the module's settings are used.
+
+    Args:
+        content: the checkpoint.
+    """
+    vision = settings(VisionSettings, content["hyper_parameters"]["vision"])
+    recorded = recorded_preprocessing(content)
+    if recorded is None:
+        return dataclasses.asdict(Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic"))
+    return recorded if "transform" in recorded else recorded | {"image_size": vision.image_size}

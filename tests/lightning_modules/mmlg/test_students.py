@@ -9,7 +9,7 @@ from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
+from vlightning.lightning_modules.mmlg.students import PlainCLIP
 
 COUNTS = {6: 40_963_969, 7: 44_512_897, 8: 48_061_825, 9: 51_610_753, 10: 55_159_681, 11: 58_708_609, 12: 62_257_537}
 

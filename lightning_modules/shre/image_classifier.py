@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
+import timm
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
@@ -15,28 +17,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchvision.transforms import v2
 
-from ...callbacks import ClassPredictionWriter, StepSeedCallback, missing_callbacks
+from ...callbacks import AtomicCheckpointIO, ClassPredictionWriter, StepSeedCallback, missing_callbacks
 from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Method
+from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32
 from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
-from ..networks.linear_probe import LinearProbe
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.parameter_groups import layer_decay_groups
 from ..optim.schedules import WarmupShareCosine
-from .encoder import PRETRAINED, load_encoder, timm_encoder
 from .network import image_encoder
 from .settings import MixSettings, ProbeOptimSettings, ViTSettings
 
 Batch = dict[str, Tensor]
+PRETRAINED = "pretrained"
+"""Name of timm's own weights."""
+_PREFIXES = ("encoder.", "student.image_encoder.")  # in checkpoints of `SHReImageClassifierModule` and of `SHReModule`
+_NOT_IN_WEIGHTS = ("heads", "post_norm")  # settings on which no shape depends
 
 
-class ImageProbeModule(Method):
+class SHReImageClassifierModule(Method):
     """Train a classification head on an image encoder, alone or together with the encoder.
 
     In a linear probe the encoder has no gradient and is always in eval mode; in fine-tuning its lower layers have lower
@@ -80,8 +85,10 @@ class ImageProbeModule(Method):
         self.mix = mix = settings(MixSettings, mix)
         self.optim = optim = settings(ProbeOptimSettings, optim)
         self.save_settings()
-        self.num_classes, self.weights = num_classes, weights
-        self.encoder_name, self.linear_probe = encoder, linear_probe
+        self.num_classes = num_classes
+        self.weights = weights
+        self.encoder_name = encoder
+        self.linear_probe = linear_probe
         if encoder is None and weights == PRETRAINED:
             raise UserError(
                 f"Expected a checkpoint of SHRe in model.weights, got {PRETRAINED!r} without an encoder of timm: give "
@@ -90,10 +97,10 @@ class ImageProbeModule(Method):
         self.encoder = image_encoder(vision) if encoder is None else timm_encoder(encoder, vision.image_size)
         if linear_probe:
             self.encoder.requires_grad_(False)
-        self.probe = LinearProbe(self.encoder.num_features, num_classes)
+        self.probe = ClassificationHead(self.encoder.num_features, num_classes)
         self.evaluation = ClassificationEvaluation()
-        kinds = ((v2.CutMix, mix.cutmix), (v2.MixUp, mix.mixup))
-        self._mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
+        transforms = ((v2.CutMix, mix.cutmix), (v2.MixUp, mix.mixup))
+        self._mixers = [transform(alpha=alpha, num_classes=num_classes) for transform, alpha in transforms if alpha]
         self.train()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -129,7 +136,7 @@ class ImageProbeModule(Method):
         logits: Tensor = self.probe(tokens)
         return logits
 
-    def train(self, mode: bool = True) -> ImageProbeModule:
+    def train(self, mode: bool = True) -> SHReImageClassifierModule:
         """Set the mode; the encoder of a linear probe stays in eval mode."""
         super().train(mode)
         if self.linear_probe:
@@ -157,8 +164,8 @@ class ImageProbeModule(Method):
         if self.weights is None:
             rank_zero_info("The image encoder starts at random.")
         elif self.weights == PRETRAINED and self.encoder_name is not None:
-            trained = timm_encoder(self.encoder_name, self.vision.image_size, pretrained=True)
-            self.encoder.load_state_dict(trained.state_dict())
+            pretrained = timm_encoder(self.encoder_name, self.vision.image_size, pretrained=True)
+            self.encoder.load_state_dict(pretrained.state_dict())
             rank_zero_info(f"The image encoder starts from timm's weights of {self.encoder_name!r}.")
         else:
             load_encoder(self.encoder, self.weights, self.vision if self.encoder_name is None else None)
@@ -177,17 +184,17 @@ class ImageProbeModule(Method):
 
     def no_weight_decay(self) -> list[str]:
         """Return the names of the class token and of positions, if they train."""
-        spared = self.encoder.no_weight_decay()
-        named = self.encoder.named_parameters()
-        return [f"encoder.{name}" for name, parameter in named if name in spared and parameter.requires_grad]
+        names = self.encoder.no_weight_decay()
+        parameters = self.encoder.named_parameters()
+        return [f"encoder.{name}" for name, parameter in parameters if name in names and parameter.requires_grad]
 
     def group_matcher(self, coarse: bool = False) -> Callable[[str], int]:
         """Return the layer of a parameter by its name: 0 the embeddings, then the blocks, last the head."""
         # timm assigns the norm behind the last block to that block.
         layers = group_parameters(self.encoder, self.encoder.group_matcher(coarse=coarse), reverse=True)
-        numbers = {f"encoder.{name}": layer for name, layer in layers.items()}
+        layer_of = {f"encoder.{name}": layer for name, layer in layers.items()}
         head = max(layers.values()) + 1
-        return lambda name: numbers.get(name, head)
+        return lambda name: layer_of.get(name, head)
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return AdamW."""
@@ -196,3 +203,100 @@ class ImageProbeModule(Method):
     def paper_schedule(self) -> WarmupShareCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
         return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+
+
+class ClassificationHead(nn.Module):
+    """Average all tokens but the first, normalize, and classify with a linear layer (SHRe's thesis, listing 1).
+
+    Args:
+        width: width D of a token.
+        num_classes: number of classes C.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.linear = nn.Linear(width, num_classes)
+        nn.init.trunc_normal_(self.linear.weight, std=0.02)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [B, T, D], the class token first, to logits [B, C].
+
+        Raises:
+            UserError: If there is no token beside the class token.
+        """
+        if tokens.dim() != 3 or tokens.shape[1] < 2:
+            raise UserError(
+                f"Expected tokens [B, T, D] of a class token and at least one patch, got {list(tokens.shape)}: use an "
+                "image encoder that does not pool its tokens."
+            )
+        logits: Tensor = self.linear(self.norm(tokens[:, 1:].mean(1)))
+        return logits
+
+
+def timm_encoder(name: str, image_size: int, pretrained: bool = False) -> Any:
+    """Build a vision transformer of timm that outputs its tokens.
+
+    Args:
+        name: name of timm's model.
+        image_size: image size in pixels.
+        pretrained: download timm's weights; positions are resampled for the image size.
+
+    Raises:
+        UserError: If there is no such model, or it does not have exactly one token before the patches.
+    """
+    try:
+        encoder = timm.create_model(name, pretrained, num_classes=0, global_pool="", img_size=image_size)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(
+            f"Expected a vision transformer of timm for images of {image_size} pixels, got {name!r} ({error}): set "
+            "model.encoder to one."
+        ) from error
+    prefix_tokens = getattr(encoder, "num_prefix_tokens", 0)
+    if prefix_tokens != 1:
+        raise UserError(
+            f"Expected an encoder with one token before the patches, the class token, got {name!r} with "
+            f"{prefix_tokens}: set model.encoder to another vision transformer."
+        )
+    return encoder
+
+
+def load_encoder(encoder: nn.Module, source: str, vision: ViTSettings | None = None) -> None:
+    """Load an image encoder from a checkpoint.
+
+    Args:
+        encoder: encoder to fill.
+        source: checkpoint, file or folder, of `SHReModule` or of `SHReImageClassifierModule`.
+        vision: settings of the encoder, to compare those on which no shape depends; None for an encoder of timm.
+
+    Raises:
+        UserError: If there is no such checkpoint, or it has no such encoder, or one with other settings. Nothing is
+            loaded then.
+        RuntimeError: If the checkpoint cannot be read.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(f"Expected a checkpoint in {source!r}, got no file: correct model.weights.")
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    saved = content.get("hyper_parameters", {}).get("vision", {})
+    for name in _NOT_IN_WEIGHTS if vision is not None else ():
+        value = getattr(vision, name)
+        if saved.get(name, value) != value:
+            raise UserError(
+                f"Expected an image encoder with {name} {value} in {source!r}, got {saved[name]}: set "
+                f"model.vision.{name} to that."
+            )
+    load_fitting(encoder, _encoder_state(content.get("state_dict", {}), source), f"the image encoder from {source!r}")
+
+
+def _encoder_state(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
+    """Return the encoder's state from that of a checkpoint, without the prefix of its names."""
+    for prefix in _PREFIXES:
+        encoder = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        if encoder:
+            return encoder
+    raise UserError(
+        f"Expected a checkpoint of SHReModule or SHReImageClassifierModule in {source!r}, got one without an image "
+        "encoder: correct model.weights."
+    )

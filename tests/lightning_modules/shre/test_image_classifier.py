@@ -33,7 +33,7 @@ from support.runs.command_line import run
 from support.runs.distributed import run_ddp_fit, run_sharded_fit, whole_state
 from vlightning.callbacks import ClassPredictionWriter, StepSeedCallback
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules import ImageProbeModule
+from vlightning.lightning_modules import SHReImageClassifierModule
 
 ROOT = Path(__file__).resolve().parents[3]
 HEAD = 2 * WIDTH + WIDTH * CLASSES + CLASSES
@@ -311,10 +311,10 @@ TIMM = {"encoder": "vit_tiny_patch16_224", "vision": {"image_size": 32}}
 
 
 def test_an_encoder_of_timm_and_its_weights_are_used_unchanged(monkeypatch, tmp_path):
-    module = ImageProbeModule(3, **TIMM)
+    module = SHReImageClassifierModule(3, **TIMM)
     assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert (len(module.encoder.blocks), module.probe.norm.weight.shape) == (12, (192,))
-    found, _ = rates(ImageProbeModule(3, linear_probe=False, **TIMM))
+    found, _ = rates(SHReImageClassifierModule(3, linear_probe=False, **TIMM))
     assert found["encoder.pos_embed"] == pytest.approx(1e-3 * 0.81**13)
     torch.manual_seed(1)
     pretrained = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="", img_size=32)
@@ -324,14 +324,14 @@ def test_an_encoder_of_timm_and_its_weights_are_used_unchanged(monkeypatch, tmp_
         assert options == {"num_classes": 0, "global_pool": "", "img_size": 32}
         return copy.deepcopy(pretrained)
 
-    module = ImageProbeModule(3, weights="pretrained", **TIMM)
+    module = SHReImageClassifierModule(3, weights="pretrained", **TIMM)
     monkeypatch.setattr(timm, "create_model", download)
     module.load_initial_weights()
     assert_encoder(module, pretrained)
     monkeypatch.undo()
     trainer(max_epochs=1).strategy.connect(module)
     torch.save({"state_dict": module.state_dict()}, tmp_path / "a.ckpt")
-    other = ImageProbeModule(3, weights=str(tmp_path / "a.ckpt"), **TIMM)
+    other = SHReImageClassifierModule(3, weights=str(tmp_path / "a.ckpt"), **TIMM)
     other.load_initial_weights()
     assert_encoder(other, pretrained)
     with pytest.raises(UserError, match="got 'pretrained' without an encoder of timm"):
@@ -377,7 +377,7 @@ def test_misfitting_weights_are_refused(tmp_path):
 )
 def test_invalid_settings_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        ImageProbeModule(**merged({"vision": ENCODER}, options))
+        SHReImageClassifierModule(**merged({"vision": ENCODER}, options))
 
 
 def test_another_number_of_classes_is_refused():

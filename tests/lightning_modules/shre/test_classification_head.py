@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.networks.linear_probe import LinearProbe
+from vlightning.lightning_modules.shre.image_classifier import ClassificationHead
 
 
 def test_logits_are_a_linear_function_of_the_normalised_mean_of_the_patches():
     torch.manual_seed(0)
-    probe, tokens = LinearProbe(6, 4).double(), torch.randn(3, 5, 6, dtype=torch.float64)
+    probe, tokens = ClassificationHead(6, 4).double(), torch.randn(3, 5, 6, dtype=torch.float64)
     with torch.no_grad():
         for parameter in probe.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
@@ -26,7 +26,7 @@ def test_logits_are_a_linear_function_of_the_normalised_mean_of_the_patches():
 
 
 def test_the_probe_has_the_listings_size_and_small_initial_weights():
-    probe = LinearProbe(768, 1000)
+    probe = ClassificationHead(768, 1000)
     assert sum(parameter.numel() for parameter in probe.parameters()) == 2 * 768 + 768 * 1000 + 1000
     assert probe.norm.eps == 1e-6
     assert not probe.linear.bias.any()
@@ -38,4 +38,4 @@ def test_the_probe_has_the_listings_size_and_small_initial_weights():
 @pytest.mark.parametrize("shape", [(3, 6), (3, 1, 6), (3, 6, 2, 2)])
 def test_an_encoder_without_patch_tokens_is_refused(shape):
     with pytest.raises(UserError, match=r"Expected tokens \[B, T, D\] .*, got \[3, .*\]: use"):
-        LinearProbe(6, 4)(torch.zeros(shape))
+        ClassificationHead(6, 4)(torch.zeros(shape))

@@ -33,7 +33,7 @@ Batch = dict[str, Tensor]
 _BACKBONE = "backbone.network."
 
 
-class LinearProbeModule(Method):
+class CoCoRDLinearProbeModule(Method):
     """Train one linear layer on the pooled features of a frozen network.
 
     The network is always in eval mode, and encodes each training image once when training starts. Hence there is no
@@ -76,8 +76,10 @@ class LinearProbeModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.optim = optim = settings(ProbeOptimSettings, optim)
         self.save_settings()
-        self.weights, self.num_classes = weights, num_classes
-        self.network, self.network_classes = network, network_classes
+        self.weights = weights
+        self.num_classes = num_classes
+        self.network = network
+        self.network_classes = network_classes
         self.backbone: Frozen[Classifier] = Frozen(
             build_classifier(network, network_classes), role="backbone", argument="model.weights"
         )
@@ -91,13 +93,15 @@ class LinearProbeModule(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross entropy, averaged over the images of all processes that have features."""
         assert self._features is not None
-        row, label = batch["feature_row"], batch["known_label"]
-        total = F.cross_entropy(self.linear(self._features[row]).float(), label, reduction="sum")
-        size, known = len(batch["label"]), len(row)
+        logits = self.linear(self._features[batch["feature_row"]])
+        total = F.cross_entropy(logits.float(), batch["feature_label"], reduction="sum")
+        images = len(batch["label"])
+        with_features = len(logits)
         # DDP averages gradients over processes, whose batches may have different numbers of readable images.
-        loss = total * world_size() / all_reduce_sum(torch.full((), known, device=row.device)).clamp(min=1)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size)
-        left_out = torch.full((), size - known, dtype=torch.float32, device=row.device)
+        with_features_everywhere = all_reduce_sum(torch.full((), with_features, device=self.device))
+        loss = total * world_size() / with_features_everywhere.clamp(min=1)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=images)
+        left_out = torch.full((), images - with_features, dtype=torch.float32, device=self.device)
         self.log("train/left_out", left_out, on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return loss
 
@@ -123,10 +127,10 @@ class LinearProbeModule(Method):
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export with its backbone, or of a checkpoint without."""
-        network = {name.removeprefix(_BACKBONE): part for name, part in state.items() if name.startswith(_BACKBONE)}
+        backbone = {name.removeprefix(_BACKBONE): state[name] for name in state if name.startswith(_BACKBONE)}
         super().load_pretrained_state({name: state[name] for name in state if not name.startswith(_BACKBONE)}, source)
-        if network:
-            load_fitting(self.backbone.network, network, f"the backbone of {source}")
+        if backbone:
+            load_fitting(self.backbone.network, backbone, f"the backbone of {source}")
             self.backbone.record(self.network, source)
 
     def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
@@ -156,9 +160,9 @@ class LinearProbeModule(Method):
         """
         super().on_fit_start()
         if not hasattr(self.datamodule, "every_image"):
-            found = "none" if self.datamodule is None else type(self.datamodule).__name__
+            name = "none" if self.datamodule is None else type(self.datamodule).__name__
             raise UserError(
-                f"Expected a datamodule that reads each training image once, got {found}: use "
+                f"Expected a datamodule that reads each training image once, got {name}: use "
                 "ImageClassificationDataModule, or another with `every_image`."
             )
         check_classes(self, self.num_classes)
@@ -172,7 +176,8 @@ class LinearProbeModule(Method):
     def _encode_all(self, data: Any) -> None:
         """Encode each training image once, and gather the features in every process."""
         precision = self.trainer.precision_plugin
-        features, rows = [], []
+        features = []
+        rows = []
         for batch in data.every_image("train"):
             self.compare_sizes(batch)
             # The same precision as in `validation_step`, for which Lightning enters this context.
@@ -180,25 +185,25 @@ class LinearProbeModule(Method):
                 features.append(self.encode(precision.convert_input(batch["image"].to(self.device))))
             rows.append(batch["sample_index"].to(self.device))
         # Every process has a batch, which may be empty, so that all processes gather.
-        found = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
-        if not len(found):
+        all_rows = gather_uneven(torch.cat(rows)) if rows else torch.empty(0)
+        if not len(all_rows):
             raise UserError("Expected training images that can be read, got none: see the warnings above.")
-        sorted_rows, order = found.sort()
+        sorted_rows, order = all_rows.sort()
         self._features = gather_uneven(torch.cat(features))[order]
         self._rows = sorted_rows.cpu()
-        rank_zero_info(f"Linear probe: encoded {len(found)} training images once, without augmentation.")
+        rank_zero_info(f"Linear probe: encoded {len(all_rows)} training images once, without augmentation.")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Look up the features of a training batch on the host, without waiting for the device."""
         return batch if "image" in batch else batch | self._look_up(batch)
 
     def _look_up(self, batch: Batch) -> Batch:
-        """Return row numbers and labels [K] of the K images of a batch [B] that have features."""
+        """Return rows of the features and labels [K] of the K images of a batch [B] that have features."""
         assert self._rows is not None
         sample_index = batch["sample_index"].cpu()
         position = torch.searchsorted(self._rows, sample_index).clamp(max=len(self._rows) - 1)
-        known = self._rows[position] == sample_index
-        return {"feature_row": position[known], "known_label": batch["label"].cpu()[known]}
+        has_features = self._rows[position] == sample_index
+        return {"feature_row": position[has_features], "feature_label": batch["label"].cpu()[has_features]}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return one group: weight and bias decay."""

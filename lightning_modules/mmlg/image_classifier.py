@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from open_clip.transformer import VisionTransformer
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import ClassPredictionWriter, missing_callbacks
+from ...callbacks import AtomicCheckpointIO, ClassPredictionWriter, missing_callbacks
+from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ...common.sizes import check_heads, check_patches
 from ..base.method import Method
+from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32
 from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
+from ..networks.cifar.classifier import init_linear
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
-from .settings import ClassifierOptimSettings, ClassifierVisionSettings
-from .towers import load_vision_tower
+from .settings import ClassifierOptimSettings, ClassifierVisionSettings, TowerSettings
+
+_TOWERS = ("tower.", "student.visual.")  # in checkpoints of MMLGImageClassifierModule and of MMLGModule
+_POSITIONS = "positional_embedding"
 
 
-class VisionClassifierModule(Method):
+class MMLGImageClassifierModule(Method):
     """open_clip's ViT with a new linear head on its class token; all parameters train.
 
     The tower is initialized from an activated descendant (`weights`), from a learngene (a `LearngeneExpansionCallback`
@@ -60,17 +69,20 @@ class VisionClassifierModule(Method):
         super().__init__(optimizer, lr_scheduler)
         self.save_settings()
         self.vision, self.optim = settings(ClassifierVisionSettings, vision), settings(ClassifierOptimSettings, optim)
-        self.num_classes, self.weights = num_classes, weights
+        self.num_classes = num_classes
+        self.weights = weights
 
-        size, patch, width = self.vision.image_size, self.vision.patch_size, self.vision.width
-        check_heads(width, self.vision.heads)
-        check_patches(size, patch)
-        self.tower = VisionTransformer(size, patch, width, self.vision.depth, self.vision.heads, mlp_ratio=4.0)
+        width = self.vision.width
+        heads = self.vision.heads
+        check_heads(width, heads)
+        check_patches(self.vision.image_size, self.vision.patch_size)
+        self.tower = VisionTransformer(
+            self.vision.image_size, self.vision.patch_size, width, self.vision.depth, heads, mlp_ratio=4.0
+        )
         self.tower.proj = None
         set_clip_attention(self.tower)
         self.head = nn.Linear(width, num_classes)
-        nn.init.normal_(self.head.weight, std=0.01)
-        nn.init.zeros_(self.head.bias)
+        init_linear(self.head)
         self.evaluation = ClassificationEvaluation()
 
     def forward(self, image: Tensor) -> Tensor:
@@ -114,3 +126,74 @@ class VisionClassifierModule(Method):
         """Load the initial weights, and compare the number of classes with the data's."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
+
+
+def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
+    """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `MMLGImageClassifierModule`.
+
+    Args:
+        tower: what to fill.
+        source: path of the checkpoint, a file or folder.
+        heads: number of attention heads of the tower, which its weights do not determine.
+
+    Returns:
+        A sentence for the log.
+
+    Raises:
+        UserError: If there is no such checkpoint, or its tower does not fit. Nothing is loaded then.
+    """
+    path = Path(source).expanduser()
+    if not path.exists():
+        raise UserError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    state = _tower_state(content, source)
+    trained_heads = _heads_of_training(content.get("hyper_parameters", {}))
+    if trained_heads not in (None, heads):
+        raise UserError(
+            f"Expected a tower with {heads} heads in {source!r}, got {trained_heads}: set model.vision.heads to that."
+        )
+    resampled = _resample_positions(state, tower)
+    load_fitting(tower, state, f"the vision tower from {source!r}")
+    return f"The vision tower starts from {source!r}{resampled}."
+
+
+def _heads_of_training(arguments: Mapping[str, Any]) -> int | None:
+    """Return the attention heads of a training of `MMLGModule` or `MMLGImageClassifierModule`; None of any other."""
+    if "towers" in arguments:
+        return settings(TowerSettings, arguments["towers"]).heads
+    if "num_classes" in arguments and "vision" in arguments:
+        return settings(ClassifierVisionSettings, arguments["vision"]).heads
+    return None
+
+
+def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:
+    """Return the state of a checkpoint's vision tower, without projection."""
+    state: Mapping[str, Tensor] = content.get("state_dict", {})
+    for prefix in _TOWERS:
+        tower = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        if tower:
+            tower.pop("proj", None)
+            return tower
+    if any(name.startswith("student.blocks.") for name in state):
+        raise UserError(
+            f"Expected the training of a descendant in {source!r}, got an extraction: expand the learngene that it "
+            "wrote, with a LearngeneExpansionCallback instead of model.weights."
+        )
+    raise UserError(
+        f"Expected a checkpoint of MMLGModule with an ordinary CLIP as student, or of MMLGImageClassifierModule, got "
+        f"no vision tower of open_clip's in {source!r}: correct model.weights."
+    )
+
+
+def _resample_positions(state: dict[str, Tensor], tower: VisionTransformer) -> str:
+    """Resample position embeddings [1 + n, V] in place for the tower's grid of patches; return a note for the log."""
+    table = state.get(_POSITIONS)
+    if table is None or table.dim() != 2:
+        return ""
+    side = tower.grid_size[0]
+    trained_side = math.isqrt(max(len(table) - 1, 0))
+    if trained_side == side or trained_side**2 != len(table) - 1:  # a wrong shape is reported by `load_fitting`
+        return ""
+    # Bicubic with antialiasing, as open_clip.
+    state[_POSITIONS] = resample_abs_pos_embed(table[None], [side, side], num_prefix_tokens=1)[0]
+    return f", with positions resampled from {trained_side}x{trained_side} to {side}x{side} patches"

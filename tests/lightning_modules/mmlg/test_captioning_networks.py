@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mmlg.caption_mapper import CaptionMapper
+from vlightning.lightning_modules.mmlg.captioning_networks import CaptionMapper
 from vlightning.lightning_modules.mmlg.settings import MapperSettings
 
 

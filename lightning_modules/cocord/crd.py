@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ....callbacks import gather
-from ....callbacks.distributed.collectives import all_reduce_sum, broadcast, world_size
-from ....callbacks.draws import draw_bits
-from ....common.errors import UserError
-from ...core.precision import at_least_float32, unit
+from ...callbacks import gather
+from ...callbacks.distributed.collectives import all_reduce_sum, broadcast, world_size
+from ...callbacks.draws import draw_bits
+from ...common.errors import UserError
+from ..core.precision import at_least_float32, unit
 
 _EPSILON = 1e-7  # of the authors' code
 
@@ -54,13 +54,15 @@ class CRD(nn.Module):
         super().__init__()
         self.student_embedding = nn.Linear(student_dim, embed_dim)
         self.teacher_embedding = nn.Linear(teacher_dim, embed_dim)
-        self.negatives, self.temperature, self.momentum = negatives, temperature, momentum
+        self.negatives = negatives
+        self.temperature = temperature
+        self.momentum = momentum
         self.register_buffer("student_bank", torch.empty(0, embed_dim))
         self.register_buffer("teacher_bank", torch.empty(0, embed_dim))
         self.register_buffer("scales", torch.full((2,), -1.0))  # normalizers Z of both directions; negative: unknown
         self.register_buffer("labels", torch.empty(0, dtype=torch.long), persistent=False)
         self.replacement = False
-        self._written: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last_batch: tuple[Tensor, Tensor, Tensor] | None = None  # indices, embeddings of student and teacher
 
     def start(self, labels: Sequence[int]) -> None:
         """Make equal banks in every process, with uniform values (authors' code), unless there are some.
@@ -71,18 +73,18 @@ class CRD(nn.Module):
         Raises:
             UserError: If all images are of one class, or banks of a checkpoint have another number of images.
         """
-        known = torch.tensor(labels, dtype=torch.long)
-        counts = known[known >= 0].bincount()
+        label = torch.tensor(labels, dtype=torch.long)
+        counts = label[label >= 0].bincount()
         others = int(counts.sum() - counts.max()) if len(counts) else 0
         if not others:
             raise UserError("Expected training images of at least two classes for kd.crd_weight, got one: set it to 0.")
         # The authors draw with replacement for the classes with too few others: here for all classes if for one.
         self.replacement = self.negatives > others
-        self.labels = known.to(self.labels.device)
+        self.labels = label.to(self.labels.device)
         self._check(len(self.student_bank))
         if not len(self.student_bank):
             for name in ("student_bank", "teacher_bank"):
-                self._resize(name, len(known))
+                self._resize(name, len(label))
                 bound = (3 / getattr(self, name).shape[1]) ** 0.5
                 getattr(self, name).uniform_(-bound, bound)
                 broadcast(getattr(self, name))
@@ -99,23 +101,26 @@ class CRD(nn.Module):
         with torch.autocast(student.device.type, enabled=False):
             negatives = draw_negatives(self.labels, label, self.negatives, self.replacement)
             entries = torch.cat([index[:, None], negatives], 1)
-            own = unit(self.student_embedding(student.to(self.student_embedding.weight.dtype)))
-            other = unit(self.teacher_embedding(teacher.to(self.teacher_embedding.weight.dtype)))
-            scores = [self._scores(own, self.teacher_bank, entries), self._scores(other, self.student_bank, entries)]
+            student = unit(self.student_embedding(student.to(self.student_embedding.weight.dtype)))
+            teacher = unit(self.teacher_embedding(teacher.to(self.teacher_embedding.weight.dtype)))
+            scores = [
+                self._scores(student, self.teacher_bank, entries),
+                self._scores(teacher, self.student_bank, entries),
+            ]
             means = all_reduce_sum(torch.stack([score.detach().mean() for score in scores])) / world_size()
             scales = torch.where(self.scales < 0, means * len(self.labels), self.scales)
             self.scales.copy_(torch.where(scales.isfinite(), scales, self.scales))
-            self._written = gather(index), gather(own), gather(other)
+            self._last_batch = gather(index), gather(student), gather(teacher)
             losses = [nce_loss(score / scale, len(self.labels)) for score, scale in zip(scores, scales, strict=True)]
             return torch.stack(losses).sum()
 
     @torch.no_grad()
     def update(self) -> None:
         """Write the embeddings of the last batch into the banks: after the backward pass, which reads them."""
-        if self._written is None:
+        if self._last_batch is None:
             return
-        index, *embeddings = self._written
-        self._written = None
+        index, *embeddings = self._last_batch
+        self._last_batch = None
         for bank, embedding in zip((self.student_bank, self.teacher_bank), embeddings, strict=True):
             before = at_least_float32(bank[index])
             after = unit(self.momentum * before + (1 - self.momentum) * embedding)
@@ -161,9 +166,9 @@ def draw_negatives(labels: Tensor, label: Tensor, count: int, replacement: bool)
     """
     others = (labels != label[:, None]) & (labels >= 0)
     if replacement:
-        places = others.cumsum(1)
-        number = draw_bits(len(others), count, others.device) % places[:, -1:]
-        return torch.searchsorted(places, number + 1)
+        counts = others.cumsum(1)
+        number = draw_bits(len(others), count, others.device) % counts[:, -1:]
+        return torch.searchsorted(counts, number + 1)
     # The largest of equally distributed keys.
     keys = draw_bits(*others.shape, others.device).masked_fill_(~others, -1)
     return keys.topk(count, sorted=False).indices
@@ -180,7 +185,8 @@ def nce_loss(probability: Tensor, images: int) -> Tensor:
         Sum over the columns, mean over the batch.
     """
     noise = (probability.shape[1] - 1) / images
-    positive, negative = probability[:, 0], probability[:, 1:]
-    found = (positive / (positive + noise + _EPSILON)).log()
-    rejected = (noise / (negative + noise + _EPSILON)).log().sum(1)
-    return -(found + rejected).mean()
+    positive = probability[:, 0]
+    negatives = probability[:, 1:]
+    accepted = (positive / (positive + noise + _EPSILON)).log()
+    rejected = (noise / (negatives + noise + _EPSILON)).log().sum(1)
+    return -(accepted + rejected).mean()

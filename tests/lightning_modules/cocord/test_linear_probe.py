@@ -19,7 +19,7 @@ from vlightning.datamodules import ImageClassificationDataModule
 from vlightning.datamodules.base.mixing import Mix
 from vlightning.datamodules.base.sampling import epoch_order
 from vlightning.datamodules.labels.rows import LabelTable
-from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
+from vlightning.lightning_modules import CoCoRDLinearProbeModule, CoCoRDModule
 from vlightning.lightning_modules.networks.classifier_files import load_classifier, read_classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
@@ -65,7 +65,7 @@ def _module(folder, **changes):
     weights = changes.pop("weights", None) or teacher_file(folder, "resnet8")
     torch.manual_seed(2)
     arguments = {"network": "resnet8", "network_classes": CLASSES, "num_classes": PROBED, "weights": weights}
-    return LinearProbeModule(**arguments | changes)
+    return CoCoRDLinearProbeModule(**arguments | changes)
 
 
 def _fit(module, data, epochs=3, **options):
@@ -105,7 +105,7 @@ def test_each_training_image_is_read_and_encoded_once_in_all_epochs(tmp_path, mo
     assert sum(batches) == 24
     # Opening a split decodes one image, of each split's first row, to see that some can be used.
     assert sorted(decoded) == sorted([0, 0, *range(24)])
-    names = {"label", "sample_index", "feature_row", "known_label"}
+    names = {"label", "sample_index", "feature_row", "feature_label"}
     assert steps == [(names, 26)] * (3 * 24 // BATCH)
 
 
@@ -245,7 +245,9 @@ def test_another_backbone_than_the_checkpoints_is_refused(way, tmp_path):
     run_it = {
         "resume": lambda: trainer.fit(_module(tmp_path, weights=other), data, ckpt_path=path),
         "test": lambda: trainer.test(_module(tmp_path, weights=other), data, ckpt_path=path),
-        "load_from_checkpoint": lambda: trainer.test(LinearProbeModule.load_from_checkpoint(path, weights=other), data),
+        "load_from_checkpoint": lambda: trainer.test(
+            CoCoRDLinearProbeModule.load_from_checkpoint(path, weights=other), data
+        ),
     }[way]
     with pytest.raises(UserError, match=r"backbone that .*resnet8 of .*give that one as model\.weights"):
         run_it()
@@ -282,7 +284,7 @@ def test_training_features_equal_validation_features(precision, tmp_path, monkey
 
 def test_layer_starts_small_with_a_zero_bias():
     torch.manual_seed(0)
-    module = LinearProbeModule("wrn_16_2", num_classes=200)
+    module = CoCoRDLinearProbeModule("wrn_16_2", num_classes=200)
     assert module.linear.weight.shape == (200, 128)
     assert module.linear.weight.std().item() == pytest.approx(0.01, rel=0.02)
     assert not module.linear.bias.any()
@@ -290,9 +292,9 @@ def test_layer_starts_small_with_a_zero_bias():
 
 def test_errors_of_a_probe_name_the_setting_to_change(tmp_path):
     with pytest.raises(UserError, match=r"weights of the backbone resnet8, got none: set model\.weights, or train"):
-        LinearProbeModule("resnet8").setup("fit")
+        CoCoRDLinearProbeModule("resnet8").setup("fit")
     with pytest.raises(UserError, match=r"^Expected a trained backbone in 'runs/gone', got no file"):
-        LinearProbeModule("resnet8", weights="runs/gone").setup("fit")
+        CoCoRDLinearProbeModule("resnet8", weights="runs/gone").setup("fit")
     with pytest.raises(UserError, match=r"as in the model, 4, got 3: set model\.num_classes"):
         _fit(_module(tmp_path, num_classes=4), _data(tmp_path))
     loader = torch.utils.data.DataLoader([{"label": torch.tensor(0), "sample_index": torch.tensor(0)}])

@@ -25,7 +25,7 @@ from support.runs.distributed import run_ddp_fit, run_distributed, run_sharded_f
 from vlightning.callbacks import LearngeneExpansionCallback, rank
 from vlightning.callbacks.learngene.file import save_learngene
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules import VisionClassifierModule
+from vlightning.lightning_modules import MMLGImageClassifierModule
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -89,7 +89,7 @@ def test_the_tower_is_initialized_from_a_learngene(tmp_path, layers):
 def test_the_papers_tower_has_the_papers_number_of_parameters():
     with torch.device("meta"):
         for layers, vision in ((6, 11_166_720), (8, 14_715_648), (12, 21_813_504)):
-            module = VisionClassifierModule(vision={"depth": layers})
+            module = MMLGImageClassifierModule(vision={"depth": layers})
             projection, head = 384 * 384, 384 * 100 + 100
             assert sum(parameter.numel() for parameter in module.parameters()) == vision - projection + head
         config = open_clip.get_model_config("ViT-S-16")["vision_cfg"]
@@ -260,7 +260,7 @@ def test_the_classifier_learns_the_built_in_images_on_the_command_line(tmp_path,
     rates += ["--trainer.log_every_n_steps", "1"]
     ran = run(
         "fit",
-        *("--model", "VisionClassifierModule", *command_line(VisionClassifierModule, model)),
+        *("--model", "MMLGImageClassifierModule", *command_line(MMLGImageClassifierModule, model)),
         *("--data", "ShapeClassesDataModule", *words("data", **data), *rates, "--trainer.logger", "CSVLogger"),
         *("--trainer.logger.save_dir", "runs", "--trainer.logger.name", "x"),
     )
@@ -291,7 +291,7 @@ def test_shipped_config_fits_tests_and_predicts_on_the_command_line(tmp_path, mo
     files = {"train": train, "validation": other, "test": other, "predict": other, "cache_dir": "cache"}
     size = {"init_args": {"size": SIZE}}
     small = {
-        "model": {"init_args": in_groups(VisionClassifierModule, SMALL | {"weights": "a.ckpt"})},
+        "model": {"init_args": in_groups(MMLGImageClassifierModule, SMALL | {"weights": "a.ckpt"})},
         "data": {
             "init_args": {**files, "image_size": SIZE, "global_batch_size": 8, "num_workers": 0}
             | {"train_transform": size, "eval_transform": size}
