@@ -1,7 +1,6 @@
 """The base class of the methods."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -34,7 +33,7 @@ from ..core.data_sizes import DataSizes, compare_sizes
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
 from ..core.preprocessing import recorded_preprocessing
-from ..core.settings import plain
+from ..core.settings import groups_of, plain
 from ..core.trainers import convert_before_restore, datamodule_of
 from ..evaluation.protocol import Batch, Evaluation
 from ..evaluation.reranking import Orders
@@ -85,8 +84,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
 
     A method overrides methods of the first part below, sets `self.evaluation` and defines `training_step`. Its
-    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with
-    `self.start_vocabulary()` if the method has text towers.
+    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.take_arguments(locals())`, and ends
+    with `self.start_vocabulary()` if the method has text towers.
 
     If a method has these settings, they are read here: `vision.image_size`, `text.vocab_size`, `text.max_tokens`,
     `text.weights`, and the argument `weights`.
@@ -175,18 +174,25 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     # Settings
 
-    def save_settings(self) -> None:
-        """Save the arguments of the calling constructor as `hparams`, plain data; groups become dictionaries."""
-        frame = inspect.currentframe()
-        self.save_hyperparameters(frame=None if frame is None else frame.f_back)
-        self.hparams.update(plain(self.hparams))
+    def take_arguments(self, arguments: Mapping[str, Any], **names: str) -> None:
+        """Assign the settings groups of a constructor, and save all arguments as `hparams`, as plain data.
 
-    @property
-    def hparams_initial(self) -> Any:
-        """The given arguments as plain data."""
-        initial = super().hparams_initial
-        initial.update(plain(initial))
-        return initial
+        An argument whose type is a dataclass is a group. It is given as an instance, or as a mapping of its fields
+        (from a checkpoint), and becomes an attribute, always an instance; the class body declares the attribute's type.
+
+        Lightning adds the arguments of subclasses, and what the command line needs to build the class again.
+
+        Args:
+            arguments: `locals()` at the begin of the constructor, after `super().__init__`.
+            **names: attributes whose name differs from that of the argument.
+
+        Raises:
+            UserError: If a group is neither an instance nor a mapping, or has an unknown field.
+        """
+        self.save_hyperparameters()
+        self.save_hyperparameters(plain(self.hparams))
+        for name, group in groups_of(arguments["__class__"], arguments).items():
+            setattr(self, names.get(name, name), group)
 
     def change_settings(self, group: str, **values: Any) -> None:
         """Change settings of a group, in the attribute and in `hparams`."""

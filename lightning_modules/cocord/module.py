@@ -25,7 +25,6 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32, unit
-from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..evaluation.protocol import Batch
@@ -94,6 +93,14 @@ class CoCoRDModule(Method):
         UserError: For unknown names, or a loss without the teacher that it needs.
     """
 
+    teacher_settings: TeacherSettings
+    contrast: ContrastSettings
+    prediction: PredictionSettings
+    kd: KDSettings
+    heads: HeadSettings
+    momentum: MomentumSettings
+    optim: OptimSettings
+
     def __init__(
         self,
         student: str = "resnet8x4",
@@ -111,39 +118,34 @@ class CoCoRDModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.prediction = prediction = settings(PredictionSettings, prediction)
-        self.kd = kd = settings(KDSettings, kd)
-        self.heads = heads = settings(HeadSettings, heads)
-        self.momentum = momentum = settings(MomentumSettings, momentum)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.save_settings()
-        self.num_classes, self.weights = num_classes, weights
-        self.learning_rate = optim.learning_rate or default_learning_rate(student)
-        self.loss_weights = loss_weights(class_weight, kd, contrast, prediction)
-        self.views, self.student_views, encoders = needs_of(contrast, prediction)
+        self.take_arguments(locals(), teacher="teacher_settings")
+        self.num_classes = num_classes
+        self.weights = weights
+        self.learning_rate = self.optim.learning_rate or default_learning_rate(student)
+        self.loss_weights = loss_weights(class_weight, self.kd, self.contrast, self.prediction)
+        self.views, self.student_views, encoders = needs_of(self.contrast, self.prediction)
 
         # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
-        if not class_weight and not kd.weight:
+        if not class_weight and not self.kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
         self.teacher: Frozen[Classifier] | None = None
-        if "teacher" in encoders or kd.weight or kd.features:
-            self.teacher = Frozen(build_teacher(teacher, num_classes))
+        if "teacher" in encoders or self.kd.weight or self.kd.features:
+            self.teacher = Frozen(build_teacher(self.teacher_settings, num_classes))
         # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
         width = self.student.feature_dim
+        heads = self.heads
         self.student_head = ProjectionHead(width, heads.hidden, heads.embed_dim) if encoders else None
-        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
+        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if self.prediction.weight else None
         slow = "slow_student" in encoders
         self.slow_student = frozen_copy(self.student) if slow else None
         self.slow_head = frozen_copy(self.student_head) if slow else None
         taught = 0 if self.teacher is None else self.teacher.network.feature_dim
-        self.hparams["teacher"]["feature_dim"] = taught if teacher.name is None and taught else None
+        self.hparams["teacher"]["feature_dim"] = taught if self.teacher_settings.name is None and taught else None
         self.teacher_head = teacher_head(self.student_head, taught, width, heads) if "teacher" in encoders else None
         self.teacher_head_moves = self.teacher_head is not None and taught == width  # f_t is the moving average of f_s
-        self.dictionary = dictionary(contrast, heads.embed_dim) if contrast.weight else None
-        self.baselines = FeatureLosses(kd, self.student, self.teacher) if kd.features else None
+        self.dictionary = dictionary(self.contrast, heads.embed_dim) if self.contrast.weight else None
+        self.baselines = FeatureLosses(self.kd, self.student, self.teacher) if self.kd.features else None
         self.evaluation = ClassificationEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
-from ..core.settings import settings
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.cifar.classifier import init_linear
@@ -60,6 +59,7 @@ class LinearProbeModule(Method):
         UserError: For an unknown network.
     """
 
+    optim: ProbeOptimSettings
     views: tuple[str, ...] = ()
     """Names of the augmented views in a training batch, which the datamodule provides."""
 
@@ -74,10 +74,11 @@ class LinearProbeModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.optim = optim = settings(ProbeOptimSettings, optim)
-        self.save_settings()
-        self.weights, self.num_classes = weights, num_classes
-        self.network, self.network_classes = network, network_classes
+        self.take_arguments(locals())
+        self.weights = weights
+        self.num_classes = num_classes
+        self.network = network
+        self.network_classes = network_classes
         self.backbone: Frozen[Classifier] = Frozen(
             build_classifier(network, network_classes), role="backbone", argument="model.weights"
         )

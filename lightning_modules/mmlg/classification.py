@@ -16,7 +16,6 @@ from ...common.ranges import COUNT
 from ...common.sizes import check_heads, check_patches
 from ..base.method import Method
 from ..core.precision import at_least_float32
-from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
 from ..optim.adamw import adamw
@@ -48,6 +47,9 @@ class VisionClassifierModule(Method):
         UserError: If sizes do not fit together.
     """
 
+    vision: ClassifierVisionSettings
+    optim: ClassifierOptimSettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 100,
@@ -58,9 +60,9 @@ class VisionClassifierModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.optim = settings(ClassifierVisionSettings, vision), settings(ClassifierOptimSettings, optim)
-        self.num_classes, self.weights = num_classes, weights
+        self.take_arguments(locals())
+        self.num_classes = num_classes
+        self.weights = weights
 
         size, patch, width = self.vision.image_size, self.vision.patch_size, self.vision.width
         check_heads(width, self.vision.heads)

@@ -31,7 +31,8 @@ class ImageEmbeddingModule(LightningModule):
     def __init__(self, weights: str, model: str | None = None) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.weights, self.model = weights, model
+        self.weights = weights
+        self.model = model
         self.tower: Frozen[Any] = Frozen(role="tower", argument="model.weights")  # loaded when a prediction starts
         self.origin: dict[str, str] | None = None
 

@@ -20,7 +20,6 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Method
 from ..core.precision import at_least_float32
-from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
@@ -63,6 +62,10 @@ class ImageProbeModule(Method):
             together; for a setting outside its range; for timm's weights without timm's encoder.
     """
 
+    vision: ViTSettings
+    mix: MixSettings
+    optim: ProbeOptimSettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 1000,
@@ -76,23 +79,23 @@ class ImageProbeModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(ViTSettings, vision)
-        self.mix = mix = settings(MixSettings, mix)
-        self.optim = optim = settings(ProbeOptimSettings, optim)
-        self.save_settings()
-        self.num_classes, self.weights = num_classes, weights
-        self.encoder_name, self.linear_probe = encoder, linear_probe
+        self.take_arguments(locals())
+        self.num_classes = num_classes
+        self.weights = weights
+        self.encoder_name = encoder
+        self.linear_probe = linear_probe
         if encoder is None and weights == PRETRAINED:
             raise UserError(
                 f"Expected a checkpoint of SHRe in model.weights, got {PRETRAINED!r} without an encoder of timm: give "
                 "one, or set model.encoder to the name of timm's model."
             )
-        self.encoder = image_encoder(vision) if encoder is None else timm_encoder(encoder, vision.image_size)
+        size = self.vision.image_size
+        self.encoder = image_encoder(self.vision) if encoder is None else timm_encoder(encoder, size)
         if linear_probe:
             self.encoder.requires_grad_(False)
         self.probe = LinearProbe(self.encoder.num_features, num_classes)
         self.evaluation = ClassificationEvaluation()
-        kinds = ((v2.CutMix, mix.cutmix), (v2.MixUp, mix.mixup))
+        kinds = ((v2.CutMix, self.mix.cutmix), (v2.MixUp, self.mix.mixup))
         self._mixers = [kind(alpha=alpha, num_classes=num_classes) for kind, alpha in kinds if alpha]
         self.train()
 
