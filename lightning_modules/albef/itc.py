@@ -16,6 +16,7 @@ from ...callbacks.distributed.collectives import gather, rank
 from ..core.memory import in_slices
 from ..evaluation.protocol import Batch
 from ..losses.contrast import share_an_id, text_ids
+from ..losses.soft_targets import soft_cross_entropy
 from .encoding import Encoded
 from .settings import ContrastSettings
 
@@ -171,11 +172,6 @@ def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float)
     return alpha * teacher_logits.softmax(-1) + (1 - alpha) * truth / truth.sum(-1, keepdim=True)
 
 
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits and soft targets [R, M], averaged over the rows: a 0-D tensor."""
-    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
-
-
 def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, text_targets: Tensor) -> Tensor:
     """Compute the image-text contrastive loss (eqs. 2 and 6): the mean cross-entropy of both directions.
 
@@ -185,4 +181,6 @@ def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, t
         image_targets: [R, M] from `contrastive_targets`.
         text_targets: [R, M] from `contrastive_targets`.
     """
-    return (soft_cross_entropy(image_logits, image_targets) + soft_cross_entropy(text_logits, text_targets)) / 2
+    image_loss = soft_cross_entropy(image_logits.log_softmax(-1), image_targets).mean()
+    text_loss = soft_cross_entropy(text_logits.log_softmax(-1), text_targets).mean()
+    return (image_loss + text_loss) / 2

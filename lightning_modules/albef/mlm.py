@@ -15,6 +15,7 @@ from torch import Tensor
 from ...callbacks.draws import draw_bits, draw_uniform
 from ...common.errors import UserError
 from ..core.memory import in_slices
+from ..losses.soft_targets import soft_cross_entropy
 from .counts import mean_count
 from .encoding import Encoded
 from .network import ALBEFNetwork
@@ -142,6 +143,6 @@ def mlm_loss(logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alph
     hard = F.nll_loss(log_probabilities, labels, ignore_index=-100, reduction="none")
     if teacher_logits is None:
         return hard.sum() / count
-    soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+    soft = soft_cross_entropy(log_probabilities, teacher_logits.softmax(-1))
     soft = soft.masked_fill(labels == -100, 0.0)
     return ((1 - alpha) * hard + alpha * soft).sum() / count

@@ -30,8 +30,8 @@ from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule
 from . import bert_sizes, gradcam
 from . import weights as initial_weights

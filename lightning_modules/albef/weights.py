@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertForMaskedLM
 
 from ...common.errors import UserError
-from ..core.fitting import load_fitting
+from ..core.fitting import fill_tied, load_fitting
 from ..core.folder import read_folder
 from ..networks.vit_weights import load_vision_weights, resize_positions
 from .network import FusionBert
@@ -180,12 +180,7 @@ def load_state(
         state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith("student.")}
         notes.append("the teacher as the student's copy")
 
-    for alias, name in tied_names(own).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in ALBEF, in "
-                f"{source}, got different values: give another checkpoint."
-            )
+    fill_tied(state, tied_names(own), source, "ALBEF", name_in_source)
 
     resized = resize_position_tables(module.student.visual_encoder, state)
     if resized:

@@ -38,7 +38,6 @@ from ..core.trainers import convert_before_restore, datamodule_of
 from ..evaluation.protocol import Batch, Evaluation
 from ..evaluation.reranking import Orders
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..optim.clipping import clip_unscaled
 from ..optim.configure import (
     LRSchedulerCallable,
     OptimizerCallable,
@@ -46,7 +45,7 @@ from ..optim.configure import (
     with_schedule,
     with_scheduler,
 )
-from ..optim.parameter_groups import scale_rates, weight_decay_groups
+from ..optim.optimizers import clip_unscaled, scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
@@ -159,11 +158,11 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return ()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups as in `optim.parameter_groups`; the optimizer's weight decay is their default."""
+        """Return parameter groups as in `optim.optimizers`; the optimizer's weight decay is their default."""
         return weight_decay_groups(self, self.no_weight_decay())
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return the optimizer of the paper; see `optim.adamw` and `optim.sgd`."""
+        """Return the optimizer of the paper; see `optim.optimizers`."""
         raise NotImplementedError(
             f"Expected {type(self).__name__}.paper_optimizer or an `optimizer`, got neither: add one."
         )

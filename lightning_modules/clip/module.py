@@ -34,9 +34,9 @@ from ..networks.clip.models import build_model
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.schedules import Schedule, WarmupShareCosine
+from ..optim.optimizers import adamw
+from ..optim.schedules import Schedule, WarmupCosine
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer, start_preprocessing
 from .tuning import fix_batch_norm, parameter_groups, prepare
@@ -221,4 +221,4 @@ class CLIPModule(TwoTowers):
 
     def paper_schedule(self) -> Schedule:
         """Return a linear warm-up and half a cosine to 0."""
-        return WarmupShareCosine(self.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)

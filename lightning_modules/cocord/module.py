@@ -32,8 +32,8 @@ from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
-from ..optim.sgd import sgd
 from .baselines import FeatureLosses
 from .checks import check_views, loss_weights
 from .losses import (

@@ -24,8 +24,8 @@ from ..networks.cifar.classifier import init_linear
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
-from ..optim.sgd import sgd
 from .settings import ProbeOptimSettings
 
 Batch = dict[str, Tensor]

@@ -34,8 +34,8 @@ from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
 from ..evaluation.captions import CaptionEvaluation
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupLinear
 from .caption_mapper import CaptionMapper
 from .language_model import load_language_model

@@ -18,8 +18,8 @@ from ..base.method import Method
 from ..core.precision import at_least_float32
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .settings import ClassifierOptimSettings, ClassifierVisionSettings
 from .towers import load_vision_tower

@@ -14,10 +14,10 @@ def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
     """
     if not distillation_weight:
         return terms.contrast
-    return terms.contrast + distillation_weight * soft_cross_entropy(terms)
+    return terms.contrast + distillation_weight * distillation_loss(terms)
 
 
-def soft_cross_entropy(terms: Terms) -> Tensor:
+def distillation_loss(terms: Terms) -> Tensor:
     """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
 
     It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the

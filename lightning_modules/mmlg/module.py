@@ -37,10 +37,10 @@ from ..core.preprocessing import preprocessing_of_checkpoint
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import Side, contrast_terms, pair_ids
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
-from .losses import extraction_loss, soft_cross_entropy
+from .losses import distillation_loss, extraction_loss
 from .network import LearngeneCLIP
 from .pretrained import NETWORKS, Student
 from .settings import (
@@ -134,7 +134,7 @@ class MMLGModule(Method):
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/contrast", terms.contrast.detach())
         if teachers:
-            self.log("train/distillation", soft_cross_entropy(terms).detach())
+            self.log("train/distillation", distillation_loss(terms).detach())
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 

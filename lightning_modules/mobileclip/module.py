@@ -45,8 +45,8 @@ from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .online import OnlineTeachers

@@ -36,10 +36,9 @@ from ..core.teacher_images import TeacherImages
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.layout import channels_last
-from ..optim.schedules import WarmupShareCosine
+from ..optim.optimizers import adamw, channels_last
+from ..optim.schedules import WarmupCosine
 from .checks import check_settings
 from .evaluation import SHReEvaluation
 from .losses import contrasts
@@ -259,6 +258,6 @@ class SHReModule(Method):
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
-    def paper_schedule(self) -> WarmupShareCosine:
+    def paper_schedule(self) -> WarmupCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
-        return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.optim.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)

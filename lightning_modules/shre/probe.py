@@ -24,10 +24,9 @@ from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
 from ..networks.linear_probe import LinearProbe
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.parameter_groups import layer_decay_groups
-from ..optim.schedules import WarmupShareCosine
+from ..optim.optimizers import adamw, layer_decay_groups
+from ..optim.schedules import WarmupCosine
 from .encoder import PRETRAINED, load_encoder, timm_encoder
 from .network import image_encoder
 from .settings import MixSettings, ProbeOptimSettings, ViTSettings
@@ -196,6 +195,6 @@ class ImageProbeModule(Method):
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
-    def paper_schedule(self) -> WarmupShareCosine:
+    def paper_schedule(self) -> WarmupCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
-        return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.optim.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)

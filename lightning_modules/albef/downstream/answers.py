@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....callbacks.distributed.collectives import all_reduce_max
 from ....metrics.finite import non_finite_last
+from ...losses.soft_targets import soft_cross_entropy
 from .vqa_network import VQANetwork
 
 
@@ -66,7 +67,7 @@ def answer_loss(
     targets = answers.input_ids[:, 1:].flatten()[answers.places]
     loss = -log_probabilities.gather(1, targets[:, None])[:, 0]
     if teacher_logits is not None:
-        soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+        soft = soft_cross_entropy(log_probabilities, teacher_logits.softmax(-1))
         loss = (1 - alpha) * loss + alpha * soft
     weight = answers.weight[answers.places // (answers.input_ids.shape[1] - 1)]
     return (weight * loss).sum() / count

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...core.memory import in_slices
-from ..itc import soft_cross_entropy
+from ...losses.soft_targets import soft_cross_entropy
 
 
 def classify(network: nn.Module, slice_rows: int | None, *inputs: Tensor) -> Tensor:
@@ -50,4 +50,5 @@ def distilled_cross_entropy(logits: Tensor, label: Tensor, targets: Tensor, alph
         targets: [B, C], the teacher's probabilities.
         alpha: weight of the soft targets.
     """
-    return (1 - alpha) * F.cross_entropy(logits, label) + alpha * soft_cross_entropy(logits, targets)
+    soft = soft_cross_entropy(logits.log_softmax(-1), targets).mean()
+    return (1 - alpha) * F.cross_entropy(logits, label) + alpha * soft

@@ -14,7 +14,7 @@ from ...base.method import Method
 from ...base.vocabulary import TextTower
 from ...core.preprocessing import preprocessing_of_checkpoint
 from ...core.trainers import trainer_of
-from ...optim.adamw import adamw
+from ...optim.optimizers import adamw
 from ...optim.schedules import Schedule
 from ..schedule import paper_schedule
 from ..settings import MemorySettings, TextSettings, VisionSettings

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from vlightning.lightning_modules.losses.contrast import Side, contrast_terms
-from vlightning.lightning_modules.mmlg.losses import extraction_loss, soft_cross_entropy
+from vlightning.lightning_modules.mmlg.losses import distillation_loss, extraction_loss
 
 PAIRS = 5
 
@@ -46,7 +46,7 @@ def test_distillation_from_itself_equals_the_entropy():
     rows = torch.cat([8.0 * same.image @ same.text.T, 8.0 * same.text @ same.image.T]).softmax(1)
     entropy = -(rows * rows.log()).sum(1).mean()
     assert entropy > 0.5
-    torch.testing.assert_close(soft_cross_entropy(contrast_terms(same, [same])), entropy, rtol=1e-12, atol=0)
+    torch.testing.assert_close(distillation_loss(contrast_terms(same, [same])), entropy, rtol=1e-12, atol=0)
 
 
 def test_the_gradient_equals_that_of_the_divergence():
@@ -54,10 +54,10 @@ def test_the_gradient_equals_that_of_the_divergence():
     terms = contrast_terms(student, [teacher])
     found, expected = (
         torch.autograd.grad(loss, student.image, retain_graph=True)[0]
-        for loss in (soft_cross_entropy(terms), terms.distillation)
+        for loss in (distillation_loss(terms), terms.distillation)
     )
     assert torch.equal(found, expected)
-    assert soft_cross_entropy(terms) > terms.distillation
+    assert distillation_loss(terms) > terms.distillation
 
 
 def test_weight_zero_gives_the_contrast():

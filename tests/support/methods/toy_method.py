@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.core.frozen import Frozen
 from vlightning.lightning_modules.evaluation.classification import ClassificationEvaluation
-from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.optimizers import adamw
 from vlightning.lightning_modules.optim.schedules import Schedule, WarmupCosine
 
 CLASSES, SIDE, ROWS = 3, 2, 12
