@@ -1,10 +1,10 @@
-"""Helpers for callbacks and LightningModules: submodules by path, eval mode, and default callbacks."""
+"""Helpers for callbacks and LightningModules: submodules by path, eval mode, default callbacks, chance levels."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from ..common.errors import UserError
@@ -118,3 +118,11 @@ def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> lis
     """
     present = list(present)
     return [candidate for candidate in candidates if not any(isinstance(there, type(candidate)) for there in present)]
+
+
+def chance_levels(trainer: Trainer, module: LightningModule) -> dict[str, float]:
+    """Return the chance levels that a module's evaluation and the callbacks state, by metric without the stage."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    summary: Any = getattr(getattr(module, "evaluation", None), "summary", None)
+    stated = [*(getattr(callback, "chance", {}) for callback in callbacks), getattr(summary, "chance", {})]
+    return {name: float(level) for levels in stated for name, level in levels.items()}

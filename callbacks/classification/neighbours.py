@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, POSITIVE
-from ...metrics.neighbours import nearest_neighbours
+from ...metrics.classification import nearest_neighbours
 from ..distributed.collectives import gather_uneven
 from ..modules import features_of
 from .image_classification import ImageClassification

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
-from ...metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
+from ...metrics.classification import class_embeddings, class_prompts, zero_shot_scores
 from ..distributed.collectives import gather, rank, world_size
 from ..modules import features_of
 from .image_classification import ImageClassification, datamodule, only_tries

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...common.private_api import default_store
 from ..private_api import copy_all, ignore_in_ddp
@@ -233,3 +234,8 @@ def is_first_to(action: str) -> bool:
         return int(default_store().add(f"vlightning: {action}", 1)) == 1
     except RuntimeError:  # the process that keeps the store has ended
         return True
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor gathered from all ranks, a collective call; return any other tensor unchanged."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, CheckedArguments, Range
-from ..learngene.layers import TOWERS
-from ..learngene.terms import LearngeneTerms, Values
-from ..loggers import NO_LOGGER, log_figure, shows_figures
+from ..learngene.layers import TOWERS, LearngeneTerms, Values
+from .evaluation import NO_LOGGER, log_figure, shows_figures
 
 
 class LearngeneFigures(CheckedArguments, Callback):

@@ -4,6 +4,7 @@ A method registers its rule with `register_rule`. A learngene's file names the m
 when the file is read.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Literal, Protocol
@@ -97,3 +98,20 @@ def rule_of(method: str, module: str = "") -> Rule:
 def tensors_below(tensors: Mapping[str, Tensor], prefix: str) -> Layer:
     """Return the tensors whose names start with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+Values = dict[str, list[float]]
+"""Values of each distinct layer, by `vision`, `vision_multimodal`, `text` and `text_multimodal`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearngeneTerms:
+    """Coefficients of the sums, and how large the terms are.
+
+    Args:
+        coefficients: c of each term c * theta.
+        norms: |c * theta|, over all weights and biases of the block theta.
+    """
+
+    coefficients: Values
+    norms: Values

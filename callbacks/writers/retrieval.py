@@ -20,7 +20,7 @@ from ...common.errors import UserError
 from ...common.files import replacing
 from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.finite import highest, non_finite_last
-from .parquet import prediction_folder
+from .rows import prediction_folder
 
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
 _ROWS = 1024

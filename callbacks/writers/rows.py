@@ -2,9 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,8 +14,24 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.files import replacing
 from ..distributed.collectives import gather_uneven
-from .parquet import prediction_folder, write_table
+
+
+def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
+    """Return the given folder, by default `predictions` in the Trainer's `default_root_dir`."""
+    return Path(folder or Path(trainer.default_root_dir) / "predictions")
+
+
+def write_table(table: Any, file: Path) -> None:
+    """Write a table atomically, and make its folder.
+
+    Args:
+        table: Table of pyarrow.
+        file: Path of the file.
+    """
+    with replacing(file) as staged:
+        pq.write_table(table, staged)
 
 
 class PredictionRowsWriter(Callback):

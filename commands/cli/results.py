@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from ...callbacks.chance import chance_levels
+from ...callbacks.modules import chance_levels
 from ...common.files import replacing
 from ...common.messages import table
 from ...common.shown import public

@@ -2,16 +2,16 @@
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from typing_extensions import override
 
-from ...callbacks.loggers import log_settings
 from ...common.urls import hidden
 from .environment import environment
 from .saved_run import MONITORED, RUN_KEY, SHAPING
@@ -98,3 +98,17 @@ def shaping_settings(trainer: Any) -> dict[str, Any]:
     if isinstance(settings["max_time"], datetime.timedelta):
         settings["max_time"] = {"seconds": int(settings["max_time"].total_seconds())}
     return {name: value for name, value in settings.items() if value is not None}
+
+
+def log_settings(trainer: Trainer, name: str, settings: Mapping[str, Any]) -> None:
+    """Show plain settings without secrets of URLs: as text in TensorBoard, in W&B's config; only rank 0 calls this.
+
+    A CSV log has none, since its folder is that of the files.
+    """
+    settings = hidden(settings)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+            logger.experiment.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), 0)
+        elif isinstance(logger, WandbLogger):
+            logger.experiment.config.update({name: dict(settings)}, allow_val_change=True)

@@ -23,7 +23,7 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed.full_tensor import full_tensor
+from ...callbacks.distributed.collectives import full_tensor
 from ..base.method import Bound, Method
 from ..core.precision import at_least_float32
 from ..core.preprocessing import preprocessing_of_checkpoint

@@ -13,7 +13,6 @@ from ...callbacks.modules import on_any_rows
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
-from .collected import CollectedFeatures, Gathered
 from .protocol import PREFIXES, Batch, Stage, Summary
 from .ranking import (
     Protocol,
@@ -32,7 +31,7 @@ from .reranking import (
     TokenStore,
     match_candidates,
 )
-from .retrieval_result import UNKNOWN, RetrievalResult
+from .retrieval_result import UNKNOWN, CollectedFeatures, Gathered, RetrievalResult
 
 EQUAL = "equal_texts_"
 """Prefix of the results in which an image also matches texts that are equal to one of its captions."""

@@ -33,7 +33,7 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
-from ..evaluation.captions import CaptionEvaluation
+from ..evaluation.generated_texts import CaptionEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupLinear

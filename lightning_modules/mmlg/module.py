@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.learngene.file import Learngene
-from ...callbacks.learngene.terms import LearngeneTerms
+from ...callbacks.learngene.layers import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range

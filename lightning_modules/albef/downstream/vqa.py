@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....callbacks import AnswerWriter
 from ...core.memory import in_slices
-from ...evaluation.answers import AnswerEvaluation
+from ...evaluation.generated_texts import AnswerEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..counts import mean_count

@@ -1,4 +1,4 @@
-"""Classification by a module's own class logits."""
+"""Classification by a module's class logits."""
 
 from collections.abc import Callable
 from typing import Any, Literal
