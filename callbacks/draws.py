@@ -68,8 +68,8 @@ def draw_normal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 def chosen_half(rows: int, device: torch.device) -> Tensor:
     """Return which rows of this process, boolean [rows], are in a random half of the global batch, at least one row."""
-    places = draw_bits(rows, 1, device, of_all=True)[:, 0].argsort(stable=True).argsort()
-    return places.narrow(0, rank() * rows, rows) < max(1, len(places) // 2)
+    ranks_of_rows = draw_bits(rows, 1, device, of_all=True)[:, 0].argsort(stable=True).argsort()
+    return ranks_of_rows.narrow(0, rank() * rows, rows) < max(1, len(ranks_of_rows) // 2)
 
 
 def global_positions(rows: int, device: torch.device) -> Tensor:

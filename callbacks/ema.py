@@ -370,6 +370,6 @@ def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _reshard(module: nn.Module) -> None:
     # FSDP2 leaves a module gathered after a forward pass without gradient: its parameters are plain tensors then.
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()

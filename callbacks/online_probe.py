@@ -100,10 +100,10 @@ class OnlineProbe(CheckedArguments, Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict and (found := len(state_dict["head"]["1.bias"])) != self.num_classes:
+        if state_dict and (classes := len(state_dict["head"]["1.bias"])) != self.num_classes:
             raise UserError(
-                f"Expected a probe for {self.num_classes} classes in the checkpoint for {self}, got one for {found}: "
-                f"set num_classes to {found}, or give the probe another name."
+                f"Expected a probe for {self.num_classes} classes in the checkpoint for {self}, got one for {classes}: "
+                f"set num_classes to {classes}, or give the probe another name."
             )
         self._restored = state_dict
         self._head = self._optimizer = None
@@ -123,9 +123,9 @@ class OnlineProbe(CheckedArguments, Callback):
     ) -> None:
         missing = {self.image, self.label} - (batch.keys() if isinstance(batch, Mapping) else set())
         if missing:
-            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            names = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise UserError(
-                f"Expected training batches with {self.image!r} and {self.label!r} for {self}, got {found}: give data "
+                f"Expected training batches with {self.image!r} and {self.label!r} for {self}, got {names}: give data "
                 "with labels, or set image and label to its keys."
             )
         if is_skipped(trainer):
@@ -158,9 +158,9 @@ class OnlineProbe(CheckedArguments, Callback):
         assert self._counts is not None
         features, label = self._features(trainer, pl_module, batch), batch[self.label]
         head, _ = self._probe(features)
-        known, right = self._known(label), hits(head(features), label, 5)
-        self._counts += torch.stack([known.sum(), right[:, 0].sum(), right.sum(), (~known).sum()])
-        bad = known & ~features.isfinite().all(1)
+        labelled, right = self._known(label), hits(head(features), label, 5)
+        self._counts += torch.stack([labelled.sum(), right[:, 0].sum(), right.sum(), (~labelled).sum()])
+        bad = labelled & ~features.isfinite().all(1)
         self._non_finite.append(torch.stack([batch.get("sample_index", torch.full_like(label, -1)), bad.long()], 1))
 
     @override
@@ -227,15 +227,15 @@ class OnlineProbe(CheckedArguments, Callback):
     def _step(self, features: Tensor, label: Tensor) -> Tensor:
         """Take a step on features [B, D] and labels [B]; return the mean loss [] over all processes before the step."""
         head, optimizer = self._probe(features)
-        known, finite = self._known(label), features.isfinite().all(1)
+        labelled, finite = self._known(label), features.isfinite().all(1)
         # Non-finite features would make the head non-finite for the rest of the run.
         features = features.where(finite[:, None], 0.0)
-        loss = F.cross_entropy(head(features), label.where(known & finite, -100), reduction="sum")
+        loss = F.cross_entropy(head(features), label.where(labelled & finite, -100), reduction="sum")
         parameters = list(head.parameters())
         gradients = torch.autograd.grad(loss, parameters)
-        sums = [*gradients, loss.detach(), (known & finite).sum(), (~known).sum()]
+        sums = [*gradients, loss.detach(), (labelled & finite).sum(), (~labelled).sum()]
         # One all-reduce of sums, since processes may have different numbers of labels.
-        total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
+        total = all_reduce_sum(torch.cat([addend.flatten().float() for addend in sums]))
         total, images, no_class = total[:-2], total[-2], total[-1]
         mean = total / images.clamp(min=1)
         for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):

@@ -104,10 +104,10 @@ class ProgressLines(CheckedArguments, ProgressBar):
 
     def _seconds_left(self, trainer: Trainer, now: float, step: int, steps: int | None) -> float | None:
         since, first = self._first
-        known = [] if steps is None or step <= first else [(now - since) / (step - first) * (steps - step)]
+        estimates = [] if steps is None or step <= first else [(now - since) / (step - first) * (steps - step)]
         timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-        known += [left for timer in timers if (left := timer.time_remaining()) is not None]
-        return max(min(known), 0.0) if known else None
+        estimates += [left for timer in timers if (left := timer.time_remaining()) is not None]
+        return max(min(estimates), 0.0) if estimates else None
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -134,8 +134,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
     @override
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if not trainer.sanity_checking:
-            place = f" after step {trainer.global_step}" if trainer.state.fn == "fit" else ""
-            self._evaluated_batch(trainer, f"Validation{place}", args[2], trainer.num_val_batches)
+            step_text = f" after step {trainer.global_step}" if trainer.state.fn == "fit" else ""
+            self._evaluated_batch(trainer, f"Validation{step_text}", args[2], trainer.num_val_batches)
 
     @override
     def on_test_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -84,28 +84,28 @@ def report_other_processes(trainer: Trainer, module: LightningModule, before: in
         module: module of the run.
         before: number of processes of the run that wrote the checkpoint.
     """
-    found = by_process(module)
-    for part in (module, getattr(trainer, "datamodule", None)):
-        tell: Any = getattr(part, "by_process", None)
-        found += [] if tell is None else tell()
+    clauses = by_process(module)
+    for component in (module, getattr(trainer, "datamodule", None)):
+        tell: Any = getattr(component, "by_process", None)
+        clauses += [] if tell is None else tell()
     now = f"{before} processes before, {trainer.world_size} now"
-    if found:
-        rank_zero_warn(f"{now}: the run goes on, but not exactly, because {'; '.join(found)}.")
+    if clauses:
+        rank_zero_warn(f"{now}: the run goes on, but not exactly, because {'; '.join(clauses)}.")
     else:
         rank_zero_info(f"{now}: the run goes on with the same batches and draws.")
 
 
 def by_process(module: nn.Module) -> list[str]:
     """Return in clauses what the networks of a module compute or draw by process."""
-    trained = [part for part in module.modules() if part.training]
-    found = []
-    if any((isinstance(part, _DROPOUT) and part.p > 0) or _drops_paths(part) for part in trained):
-        found.append("dropout is drawn by rank")
-    if any(is_batch_norm(part) and not isinstance(part, nn.SyncBatchNorm) for part in trained):
-        found.append("BatchNorm takes its statistics from the batch of each process")
-    return found
+    trained = [submodule for submodule in module.modules() if submodule.training]
+    clauses = []
+    if any((isinstance(submodule, _DROPOUT) and submodule.p > 0) or _drops_paths(submodule) for submodule in trained):
+        clauses.append("dropout is drawn by rank")
+    if any(is_batch_norm(submodule) and not isinstance(submodule, nn.SyncBatchNorm) for submodule in trained):
+        clauses.append("BatchNorm takes its statistics from the batch of each process")
+    return clauses
 
 
-def _drops_paths(part: nn.Module) -> bool:
-    share = getattr(part, "drop_prob", 0.0)  # stochastic depth, as timm names it
+def _drops_paths(submodule: nn.Module) -> bool:
+    share = getattr(submodule, "drop_prob", 0.0)  # stochastic depth, as timm names it
     return isinstance(share, float) and share > 0

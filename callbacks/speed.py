@@ -114,7 +114,7 @@ def _samples(batch: Any) -> int:
         batch = [batch["sample_index"]] if "sample_index" in batch else list(batch.values())
     if not isinstance(batch, (list, tuple)):
         return 0
-    return next((count for part in batch if (count := _samples(part))), 0)
+    return next((count for entry in batch if (count := _samples(entry))), 0)
 
 
 class SpeedMonitor(CheckedArguments, Callback):

@@ -53,8 +53,8 @@ class StartingPoint(Callback):
             say(f"{name:<{width}}  {first:>8.4g}  {last:>8.4g}  {last - first:>+8.3g}")
 
     def _metrics(self, trainer: Trainer) -> dict[str, float]:
-        found = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-        return {name: value for name, value in sorted(found.items()) if name.startswith(self.prefix)}
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+        return {name: value for name, value in sorted(metrics.items()) if name.startswith(self.prefix)}
 
     @override
     def state_dict(self) -> dict[str, Any]:

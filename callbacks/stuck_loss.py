@@ -44,13 +44,13 @@ class StuckLossWarning(CheckedArguments, Callback):
     ) -> None:
         if self._warned or not outputs:  # the training step returned None
             return
-        found: Tensor | None = outputs.get(self.name)
-        if found is None:
+        share: Tensor | None = outputs.get(self.name)
+        if share is None:
             raise UserError(
                 f"Expected the loss as a share of ln B, {self.name!r}, beside 'loss' from training_step of "
                 f"{type(pl_module).__name__}, got {sorted(outputs)}: return it, or leave StuckLossWarning out."
             )
-        self._sum, self._count = self._sum + found.detach(), self._count + 1
+        self._sum, self._count = self._sum + share.detach(), self._count + 1
         if self._count < self.steps:
             return
         mean = float(self._sum) / self._count

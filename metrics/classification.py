@@ -9,18 +9,18 @@ from torch.nn.functional import normalize
 from .finite import highest
 
 
-def hits(scores: Tensor, label: Tensor, places: int) -> Tensor:
-    """Return whether the right class is at each of the first places; never if its score is non-finite.
+def hits(scores: Tensor, label: Tensor, count: int) -> Tensor:
+    """Return whether the right class is at each of the first positions; never if its score is non-finite.
 
     Args:
         scores: Scores of the classes [B, C].
-        label: Right classes, long [B]; a label outside 0 to C - 1 is at no place.
-        places: Number of places K, at most C.
+        label: Right classes, long [B]; a label outside 0 to C - 1 is at no position.
+        count: Number of positions K, at most C.
 
     Returns:
         Boolean [B, K].
     """
-    best = highest(scores, places)
+    best = highest(scores, count)
     return (best.indices == label[:, None]) & best.values.isfinite()
 
 
@@ -37,10 +37,10 @@ def accuracies(images: Tensor, top1: Tensor, top5: Tensor, classes: int) -> dict
         "top1", and "top5" or not.
     """
     total = int(images.sum())
-    found = {"top1": 100 * int(top1.sum()) / total}
+    result = {"top1": 100 * int(top1.sum()) / total}
     if classes > 5:
-        found["top5"] = 100 * int(top5.sum()) / total
-    return found
+        result["top5"] = 100 * int(top5.sum()) / total
+    return result
 
 
 def class_recall(images: Tensor, top1: Tensor) -> float:

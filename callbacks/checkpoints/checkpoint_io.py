@@ -89,7 +89,7 @@ def snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a checkpoint in main memory, in which tied tensors stay tied."""
     copies: dict[tuple[Any, ...], Tensor] = {}
 
-    def copied(place: str, value: Any) -> Any:
+    def copied(path: str, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return copy.deepcopy(value)
         key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
@@ -230,8 +230,8 @@ def damage(path: Path) -> str | None:
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, UserError) as error:
         return _gist(error)
     for file in (path / METADATA, *pieces):
-        if found := _file_damage(file):
-            return f"{file.name}: {found}"
+        if cause := _file_damage(file):
+            return f"{file.name}: {cause}"
     return None
 
 
@@ -247,10 +247,10 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}
     for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
-        found = damage(path)
-        if found is None:
+        cause = damage(path)
+        if cause is None:
             return path, damaged
-        damaged[path] = found
+        damaged[path] = cause
     return None, damaged
 
 

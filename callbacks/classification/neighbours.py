@@ -92,9 +92,11 @@ class NearestNeighbourClassification(ImageClassification):
         def features(image: Tensor) -> Tensor:
             return normalize(features_of(trainer, pl_module.encode_images, image).float(), dim=-1)
 
-        known, label = self._training_features(trainer, features)
+        train_features, label = self._training_features(trainer, features)
         classes = max(int(getattr(self.data, "num_classes", 0)), int(label.max()) + 1)
-        return lambda image: nearest_neighbours(features(image), known, label, classes, self.k, self.temperature)
+        return lambda image: nearest_neighbours(
+            features(image), train_features, label, classes, self.k, self.temperature
+        )
 
     def _training_features(self, trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return features [M, E] and labels [M] of all training images of all processes."""
@@ -103,7 +105,9 @@ class NearestNeighbourClassification(ImageClassification):
         for batch in data.every_image("train"):
             parts.append(features(batch["image"].to(trainer.strategy.root_device)))
             labels.append(batch["label"])
-        found = gather_uneven(torch.cat(parts))
-        if bad := int((~found.isfinite().all(1)).sum()):
-            rank_zero_warn(f"{self} found non-finite features for {bad} of {len(found)} training images: no votes.")
-        return found, gather_uneven(torch.cat(labels)).to(found.device)
+        train_features = gather_uneven(torch.cat(parts))
+        if bad := int((~train_features.isfinite().all(1)).sum()):
+            rank_zero_warn(
+                f"{self} found non-finite features for {bad} of {len(train_features)} training images: no votes."
+            )
+        return train_features, gather_uneven(torch.cat(labels)).to(train_features.device)

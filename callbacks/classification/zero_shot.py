@@ -151,8 +151,8 @@ def _read_templates(given: str | list[str]) -> list[str]:
     if given in ("openai", "simple"):
         import open_clip
 
-        known = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
-        return [template("{}") for template in known[str(given)]]
+        templates = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
+        return [template("{}") for template in templates[str(given)]]
     if isinstance(given, str) or not given or any(text.count("{}") != 1 for text in given):
         raise UserError(
             "Expected 'openai', 'simple', or a list of texts with one {} each as templates of ZeroShotClassification, "

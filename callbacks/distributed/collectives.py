@@ -166,8 +166,8 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
         copy_all(
             group,
             [
-                part.view_as(tensor)
-                for part, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
+                flat.view_as(tensor)
+                for flat, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
             ],
         )
 
@@ -181,7 +181,7 @@ def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
         module: Module that DDP will wrap.
         parts: Submodules whose buffers are excluded.
     """
-    kept = {id(buffer) for part in parts for buffer in part.buffers()}
+    kept = {id(buffer) for network in parts for buffer in network.buffers()}
     names = {name for name, buffer in module.named_buffers(remove_duplicate=False) if id(buffer) in kept}
     ignore_in_ddp(module, names)
 
@@ -197,9 +197,9 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous()
-        own = total.new_empty((ctx.rows, *total.shape[1:]))
-        dist.reduce_scatter_tensor(own, total)  # sends half as much as an all-reduce
-        return own
+        rows = total.new_empty((ctx.rows, *total.shape[1:]))
+        dist.reduce_scatter_tensor(rows, total)  # sends half as much as an all-reduce
+        return rows
 
 
 def _all_gather_rows(tensor: Tensor) -> Tensor:

@@ -98,14 +98,14 @@ class EmbeddingProjector(EvaluationFigures):
         order = result.sample_index.argsort()
         first = {int(result.matches.text_image_id[text]): text for text in result.matches.first_texts().tolist()}
         shown = [
-            (place, first[image])
-            for place in order[evenly_spread(len(order), self.images)].tolist()
-            if (image := int(result.matches.image_id[place])) in first
+            (row, first[image])
+            for row in order[evenly_spread(len(order), self.images)].tolist()
+            if (image := int(result.matches.image_id[row])) in first
         ]
-        places, texts = [place for place, _ in shown], [text for _, text in shown]
-        self._features = torch.cat([result.image_features[places], result.text_features[texts]]).float().cpu()
+        image_rows, texts = [row for row, _ in shown], [text for _, text in shown]
+        self._features = torch.cat([result.image_features[image_rows], result.text_features[texts]]).float().cpu()
         captions = captions_of(data, split, result, texts)
-        thumbnails = [open_image(data, split, result.sample_index[place]).convert("RGB") for place in places]
+        thumbnails = [open_image(data, split, result.sample_index[row]).convert("RGB") for row in image_rows]
         pairs = list(zip(captions, thumbnails, strict=True))
         return [Row(text, kind, [Panel(image)]) for kind in ("image", "text") for text, image in pairs]
 

@@ -44,9 +44,9 @@ class PredictionFigures(EvaluationFigures):
         result: Any = pl_module.evaluation.result
         order = result.sample_index.argsort()
         rows = []
-        for place in order[evenly_spread(len(order), self.samples)].tolist():
-            index, label = int(result.sample_index[place]), int(result.label[place])
-            probabilities = result.probabilities[place]
+        for sample in order[evenly_spread(len(order), self.samples)].tolist():
+            index, label = int(result.sample_index[sample]), int(result.label[sample])
+            probabilities = result.probabilities[sample]
             predicted = int(best(probabilities))
             try:
                 images, text = data.images(split, index), data.text(split, index)
@@ -92,14 +92,14 @@ class AnswerFigures(EvaluationFigures):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
         order = result.sample_index.argsort()
-        places = [int(order[place]) for place in evenly_spread(len(order), self.questions)]
-        if not places:
+        chosen_rows = [int(order[number]) for number in evenly_spread(len(order), self.questions)]
+        if not chosen_rows:
             return []
-        indices = [int(result.sample_index[place]) for place in places]
-        shown = [open_image(data, split, result.sample_index[place]) for place in places]
+        indices = [int(result.sample_index[number]) for number in chosen_rows]
+        shown = [open_image(data, split, result.sample_index[number]) for number in chosen_rows]
         texts = [data.question(split, index) for index in indices]
         encoded = data.encoded_questions(texts)
-        best = data.encode_answers([result.answers[place][0] for place in places])
+        best = data.encode_answers([result.answers[number][0] for number in chosen_rows])
         images = torch.stack([data.eval_transform(image) for image in shown])
         plugin, device = trainer.precision_plugin, pl_module.device
         with plugin.forward_context():
@@ -110,12 +110,14 @@ class AnswerFigures(EvaluationFigures):
                 best["answer_ids"].to(device),
             )
         rows = []
-        for place, index, text, image, heat in zip(places, indices, texts, shown, maps.float().cpu(), strict=True):
-            top = list(zip(result.answers[place], result.probabilities[place].tolist(), strict=True))[: self.top]
+        for number, index, text, image, heat in zip(
+            chosen_rows, indices, texts, shown, maps.float().cpu(), strict=True
+        ):
+            top = list(zip(result.answers[number], result.probabilities[number].tolist(), strict=True))[: self.top]
             note = "; ".join(f"{answer} {probability:.0%}" for answer, probability in top)
             given = ", ".join(dict.fromkeys(data.given_answers(split, index)))
             asked = f"{text} (given: {given})" if given else text
-            right = float(result.accuracy[place]) > 0
+            right = float(result.accuracy[number]) > 0
             rows.append(Row(asked, note, [Panel(image, top[0][0], right), Panel(image, "where it looked", heat=heat)]))
         return rows
 
@@ -147,9 +149,9 @@ class GroundingFigures(EvaluationFigures):
         # Every process computes the maps, since processes that share a model's weights communicate.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
-        places = evenly_spread(len(result.sample_index), self.texts)
-        index = result.sample_index[places]
-        texts = [" ".join(own) for own in data.captions(split, index.tolist())]
+        chosen_rows = evenly_spread(len(result.sample_index), self.texts)
+        index = result.sample_index[chosen_rows]
+        texts = [" ".join(captions) for captions in data.captions(split, index.tolist())]
         shown = [open_image(data, split, one) for one in index]
         plugin, device = trainer.precision_plugin, pl_module.device
         images = plugin.convert_input(torch.stack([data.eval_transform(image) for image in shown]).to(device))
@@ -157,11 +159,11 @@ class GroundingFigures(EvaluationFigures):
         with plugin.forward_context():
             maps = pl_module.grounding_maps(images, encoded["input_ids"], encoded["attention_mask"])
         rows = []
-        for row, (place, text, image) in enumerate(zip(places, texts, shown, strict=True)):
-            right = (result.right[place], RIGHT)
+        for row, (number, text, image) in enumerate(zip(chosen_rows, texts, shown, strict=True)):
+            right = (result.right[number], RIGHT)
             panels = [Panel(image, boxes=[right])]
             for name, heat in maps.items():
-                chosen, overlap = result.chosen[name][place], float(result.iou[name][place])
+                chosen, overlap = result.chosen[name][number], float(result.iou[name][number])
                 boxes = [right] if chosen.isnan().any() else [right, (chosen, CHOSEN)]
                 title = f"{name}  no box" if chosen.isnan().any() else f"{name}  IoU {overlap:.2f}"
                 panels.append(Panel(image, title, overlap >= 0.5, heat[row], boxes))

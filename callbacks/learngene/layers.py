@@ -88,9 +88,10 @@ def rule_of(method: str, module: str = "") -> Rule:
     if method not in _RULES and module.startswith(f"{_PACKAGE}."):
         import_module(module)
     if method not in _RULES:
-        known = " or ".join(_RULES) or "a registered method"
+        methods = " or ".join(_RULES) or "a registered method"
         raise UserError(
-            f"Expected a learngene of {known}, got one of {method!r}: import the module that registers its rule first."
+            f"Expected a learngene of {methods}, got one of {method!r}: import the module that registers its rule "
+            "first."
         )
     return _RULES[method]
 

@@ -52,11 +52,11 @@ class GroundingWriter(PredictionRowsWriter):
         data: Any = getattr(trainer, "datamodule", None)
         texts: list[str | None] = [None] * len(order)
         if hasattr(data, "captions"):
-            texts = [" ".join(own) for own in data.captions("predict", index.tolist())]
-        known = [int(ref_id) if ref_id >= 0 else None for ref_id in numbers[:, 0]]
-        found = {"ref_id": pa.array(known, "int64"), "text": pa.array(texts, "string")}
+            texts = [" ".join(captions) for captions in data.captions("predict", index.tolist())]
+        ref_ids = [int(ref_id) if ref_id >= 0 else None for ref_id in numbers[:, 0]]
+        columns = {"ref_id": pa.array(ref_ids, "int64"), "text": pa.array(texts, "string")}
         for name, first in (("itm", 1), ("itc", 6)):
             boxes = [None if np.isnan(row).any() else row.tolist() for row in numbers[:, first : first + 4]]
-            found[f"{name}_box"] = pa.array(boxes, pa.list_(pa.float64()))
-            found[f"{name}_score"] = pa.array(numbers[:, first + 4], from_pandas=True)
-        return found
+            columns[f"{name}_box"] = pa.array(boxes, pa.list_(pa.float64()))
+            columns[f"{name}_score"] = pa.array(numbers[:, first + 4], from_pandas=True)
+        return columns

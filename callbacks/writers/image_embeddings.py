@@ -43,7 +43,7 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
     def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         ids, embeddings = (
             gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long)),
-            [part for _, part in batches],
+            [features for _, features in batches],
         )
         return ids, gather_rows(embeddings, torch.zeros(0, 1))
 

@@ -161,8 +161,8 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                 f"Expected {name} {old}, with which the shards in {str(folder)!r} were made, got {new}{more}: give "
                 "another data.folder, or the settings of those shards."
             )
-        found, now = manifest.get("software", {}), _software()
-        if changed := [f"{name} {found.get(name)} (now {now[name]})" for name in now if found.get(name) != now[name]]:
+        saved, now = manifest.get("software", {}), _software()
+        if changed := [f"{name} {saved.get(name)} (now {now[name]})" for name in now if saved.get(name) != now[name]]:
             rank_zero_warn(f"The existing shards were made with other software: {', '.join(changed)}.")
 
     def _check_space(self, data: ReinforcementData, each: float) -> None:
@@ -299,8 +299,8 @@ def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, 
             f"Expected settings(), widths and captions of the module for ReinforcementWriter, got "
             f"{type(pl_module).__name__} without {missing[0]}: add it, or use ReinforcementModule."
         )
-    own: dict[str, Any] = cast(Any, pl_module).settings()
-    return data.settings() | own
+    module_settings: dict[str, Any] = cast(Any, pl_module).settings()
+    return data.settings() | module_settings
 
 
 def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:

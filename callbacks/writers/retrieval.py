@@ -41,7 +41,7 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
     - `image_to_text.parquet`, the best texts of every image: sample_index, image, rank, text_index, text, similarity,
       match_score.
 
-    `image` is the image's path, or its source and row. `text_index` is the place in the list of texts; captions that
+    `image` is the image's path, or its source and row. `text_index` is the index in the list of texts; captions that
     came with the images get the numbers after the list. `rank` counts from 1 in the final order; `similarity` is the
     cosine of the embeddings, null if one of them is non-finite; `match_score` is null if the matching head was not
     used. All four files are written, some without rows if there were only images or only texts. They are written
@@ -156,21 +156,21 @@ class _Side:
                 further = highest(rest, count - index.shape[1])
                 index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
                 score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
-            known = similarity > torch.finfo(similarity.dtype).min
+            finite = similarity > torch.finfo(similarity.dtype).min
             yield {
                 **self.identity(rows.repeat_interleave(count)),
                 "rank": np.tile(np.arange(1, count + 1, dtype=np.int32), len(rows)),
                 **others.identity(index.flatten()),
                 # NaN becomes null.
-                "similarity": pa.array(similarity.where(known, torch.nan).flatten().numpy(), from_pandas=True),
+                "similarity": pa.array(similarity.where(finite, torch.nan).flatten().numpy(), from_pandas=True),
                 "match_score": pa.array(score.flatten().numpy(), from_pandas=True),
             }
 
 
 def _images(result: Any, data: Any) -> _Side:
     numbers = result.sample_index
-    known = hasattr(data, "image_name")
-    names = [data.image_name("predict", number) if known else None for number in numbers.tolist()]
+    named = hasattr(data, "image_name")
+    names = [data.image_name("predict", number) if named else None for number in numbers.tolist()]
     return _Side(_IMAGE, result.image_features, numbers, names, numbers.argsort(stable=True))
 
 

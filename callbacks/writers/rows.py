@@ -87,16 +87,16 @@ class PredictionRowsWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        own, other = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
-        if isinstance(outputs, dict) and other in outputs and own not in outputs:
+        index_name, other_name = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
+        if isinstance(outputs, dict) and other_name in outputs and index_name not in outputs:
             return
-        needed = (own, *self.returned)
+        needed = (index_name, *self.returned)
         if not isinstance(outputs, dict) or not outputs.keys() >= set(needed):
             raise UserError(
                 f"Expected {', '.join(needed[:-1])} and {needed[-1]} from predict_step of {type(pl_module).__name__}, "
                 f"which {type(self).__name__} writes, got an output without: return them, or leave the callback out."
             )
-        self._index.append(outputs[own].cpu())
+        self._index.append(outputs[index_name].cpu())
         self._kept.append(self.kept(outputs))
 
     @override
@@ -115,17 +115,17 @@ class PredictionRowsWriter(Callback):
 
     def _names(self, trainer: Trainer, numbers: list[int]) -> dict[str, pa.Array]:
         data: Any = getattr(trainer, "datamodule", None)
-        found: dict[str, list[str | None]]
+        columns: dict[str, list[str | None]]
         if self.of_texts:
             texts = getattr(data, "predict_texts", None)
-            found = {"text": [None if texts is None else texts[number] for number in numbers]}
+            columns = {"text": [None if texts is None else texts[number] for number in numbers]}
         elif hasattr(data, "described") and numbers:
             rows = [data.described("predict", number) for number in numbers]
-            found = {name: [row[name] for row in rows] for name in rows[0]}
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
         else:
             named = hasattr(data, "image_name")
-            found = {"image": [data.image_name("predict", number) if named else None for number in numbers]}
-        return {name: pa.array(values, "string") for name, values in found.items()}
+            columns = {"image": [data.image_name("predict", number) if named else None for number in numbers]}
+        return {name: pa.array(values, "string") for name, values in columns.items()}
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
         """Return the metadata of the file."""

@@ -57,10 +57,11 @@ class AnswerWriter(PredictionRowsWriter):
         self, gathered: tuple[Tensor, list[str], list[str], list[str]], order: Tensor, trainer: Trainer
     ) -> dict[str, Any]:
         probabilities, answers, questions, numbers = gathered
-        width, places = probabilities.shape[1], order.tolist()
-        top = [answers[place * width : (place + 1) * width] for place in places]
+        width = probabilities.shape[1]
+        indices = order.tolist()
+        top = [answers[index * width : (index + 1) * width] for index in indices]
         best = [row[0] for row in top]
-        ids = [numbers[place] for place in places]
+        ids = [numbers[index] for index in indices]
         file = prediction_folder(trainer, self.folder) / "answers.json"
         with replacing(file) as staged:
             rows = [
@@ -71,7 +72,7 @@ class AnswerWriter(PredictionRowsWriter):
         rank_zero_info(f"The challenge's form of the answers is in {file}.")
         return {
             "question_id": pa.array(ids, "string"),
-            "question": pa.array([questions[place] for place in places], "string"),
+            "question": pa.array([questions[index] for index in indices], "string"),
             "answer": pa.array(best, "string"),
             "probability": probabilities[order, 0].numpy(),
             "top_answers": pa.array(top, pa.list_(pa.string())),
@@ -108,5 +109,5 @@ class CaptionWriter(PredictionRowsWriter):
     @override
     def columns(self, gathered: tuple[Tensor, list[str]], order: Tensor, trainer: Trainer) -> dict[str, Any]:
         ids, captions = gathered
-        texts = pa.array([captions[place] for place in order.tolist()], "string")
+        texts = pa.array([captions[index] for index in order.tolist()], "string")
         return {"image_id": ids[order].numpy(), "caption": texts}

@@ -210,7 +210,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def frozen_networks(self) -> Iterator[Frozen[Any]]:
         """Iterate over the frozen networks."""
-        return (part for part in self.children() if isinstance(part, Frozen))
+        return (child for child in self.children() if isinstance(child, Frozen))
 
     def setup(self, stage: str) -> None:
         """Load initial weights if the strategy shards; such strategies restore checkpoints later.
@@ -295,8 +295,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def retrieval_order(self) -> str | None:
         """Return a sentence about the order in which predictions rank; None for a method without a matching head."""
-        found = self.evaluation
-        return found.order() if isinstance(found, RetrievalEvaluation) and found.rerank.k else None
+        evaluation = self.evaluation
+        return evaluation.order() if isinstance(evaluation, RetrievalEvaluation) and evaluation.rerank.k else None
 
     def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
         """Set what the evaluation of a checkpoint or of an export found, which decides the order of predictions."""
@@ -391,8 +391,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing for exports: that of the run's datamodule, else that of the weights."""
-        found = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
-        return found if found and ("mean" in found or "transform" in found) else None
+        preprocessing = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
+        return preprocessing if preprocessing and ("mean" in preprocessing or "transform" in preprocessing) else None
 
     def start_vocabulary(self) -> None:
         """Adopt the vocabulary size of the argument `weights`, if it is known."""

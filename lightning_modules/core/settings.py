@@ -36,7 +36,7 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
             raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}")
     # YAML has no tuples.
     as_tuples = {name: isinstance(default, tuple) for name, default in defaults.items()}
-    return kind(**{name: tuple(part) if as_tuples[name] else part for name, part in value.items()})
+    return kind(**{name: tuple(field_value) if as_tuples[name] else field_value for name, field_value in value.items()})
 
 
 def groups_of(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,13 +94,13 @@ def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dictionaries by dotted names, such as `vision.width`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            values |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
 def _plain(value: Any) -> Any:

@@ -49,26 +49,26 @@ class AnswerEvaluation:
 
     def step(self, module: AnsweringMethod, batch: Batch, stage: Stage) -> None:
         """Answer a batch, and compare with the given answers."""
-        found = module.answer_questions(batch)
+        answers = module.answer_questions(batch)
         rows = torch.full((len(batch["answers"]), 3), -1.0, dtype=torch.float64)
         for row, (index, top, given) in enumerate(
-            zip(batch["sample_index"].tolist(), found["top_answers"], batch["answers"], strict=True)
+            zip(batch["sample_index"].tolist(), answers["top_answers"], batch["answers"], strict=True)
         ):
             rows[row, 0] = index
             if given:
                 rows[row, 1] = answer_accuracy(top[0], given)
                 rows[row, 2] = ANSWER_TYPES.index(answer_type(given))
         self._rows.append(rows)
-        self._probabilities.append(found["top_probabilities"].float().cpu())
-        self._answers += found["top_answers"]
+        self._probabilities.append(answers["top_probabilities"].float().cpu())
+        self._answers += answers["top_answers"]
 
     def predict(self, module: AnsweringMethod, batch: Batch) -> dict[str, Any]:
         """Return answers and probabilities, with the positions [Q] of the questions in their data set."""
         names = ("sample_index", "question", "question_id")
-        found = module.answer_questions(batch)
+        answers = module.answer_questions(batch)
         return {name: batch[name] for name in names} | {
-            "answers": found["top_answers"],
-            "probabilities": found["top_probabilities"],
+            "answers": answers["top_answers"],
+            "probabilities": answers["top_probabilities"],
         }
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -76,7 +76,7 @@ class AnswerEvaluation:
         if stage == "predict":
             return
         rows = gather_uneven(torch.cat([torch.zeros(0, 3, dtype=torch.float64), *self._rows]))
-        width = int(gather_uneven(torch.tensor([part.shape[1] for part in self._probabilities[:1]] or [0])).max())
+        width = int(gather_uneven(torch.tensor([batch.shape[1] for batch in self._probabilities[:1]] or [0])).max())
         probabilities = gather_uneven(torch.cat([torch.zeros(0, width), *self._probabilities]))
         texts = iter(gather_texts([text for top in self._answers for text in top]))
         answers = [[next(texts) for _ in range(width)] for _ in range(len(rows))]
@@ -91,10 +91,10 @@ class AnswerEvaluation:
             )
             return
         named = {f"{prefix}/accuracy": 100 * float(counted[:, 1].mean())}
-        for place, kind in enumerate(ANSWER_TYPES):
-            own = counted[counted[:, 2] == place, 1]
-            if len(own):
-                named[f"{prefix}/accuracy_{kind.replace('/', '_')}"] = 100 * float(own.mean())
+        for number, kind in enumerate(ANSWER_TYPES):
+            accuracies = counted[counted[:, 2] == number, 1]
+            if len(accuracies):
+                named[f"{prefix}/accuracy_{kind.replace('/', '_')}"] = 100 * float(accuracies.mean())
         log_global(module, named, progress_bar=f"{prefix}/accuracy")
 
 

@@ -204,7 +204,7 @@ class RetrievalEvaluation:
 
         images, texts = self._by_space(all_of.image_features), self._by_space(all_of.text_features)
         ranks: dict[str, dict[str, tuple[Matches, Ranks]]] = {name: {} for name in images}
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for name in images:
             for prefix, right in (("", matches), (EQUAL, equal)):
                 if right is None:
@@ -215,14 +215,14 @@ class RetrievalEvaluation:
                 if right is matches:
                     measured |= fold_median_ranks(*space, all_of.sample_index, self.median_rank_fold)
                 measured = with_prefix(prefix, measured)
-                found |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
+                results |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
 
         predicted = self.prediction_space or next(iter(images))
         # A copy of a part, because a view would keep the features of the other spaces in memory.
         features = images[predicted].contiguous(), texts[predicted].contiguous()
         text_names = torch.where(all_of.text_index < 0, all_of.text_image_id, all_of.text_index)
         result = RetrievalResult(
-            found,
+            results,
             *features,
             all_of.sample_index,
             all_of.input_ids,
@@ -254,13 +254,13 @@ class RetrievalEvaluation:
         """Return the matches, None if unknown, and those by equal texts to measure beside them, if there are any."""
         if bool((gathered.text_image_id == UNKNOWN).any()):
             return None, None
-        own = Matches(gathered.image_id, gathered.text_image_id)
+        matches = Matches(gathered.image_id, gathered.text_image_id)
         if self.match_equal_texts is False or bool((gathered.text_id == UNKNOWN).any()):
-            return own, None
+            return matches, None
         equal = Matches(gathered.image_id, gathered.text_image_id, gathered.text_id)
         if self.match_equal_texts:
             return equal, None
-        return own, equal if equal.repeated_texts else None
+        return matches, equal if equal.repeated_texts else None
 
     def _summary(self, result: RetrievalResult) -> Summary:
         assert result.matches is not None  # there is a recall

@@ -65,7 +65,7 @@ class RetrievalResult:
 
     def warn(self) -> None:
         """Warn of non-finite features and scores, and name the samples."""
-        found = [
+        problems = [
             f"features of {len(numbers)} of {total} {what} ({name} {some_of(numbers[numbers != UNKNOWN])})"
             for numbers, total, what, name in (
                 (self.non_finite_images, len(self.image_features), "images", "sample_index"),
@@ -74,10 +74,10 @@ class RetrievalResult:
             if len(numbers)
         ]
         if self.non_finite_scores:
-            found.append(f"{self.non_finite_scores} scores of the matching head")
-        if found:
+            problems.append(f"{self.non_finite_scores} scores of the matching head")
+        if problems:
             rank_zero_warn(
-                f"Found non-finite {' and '.join(found)}: these rank last, which lowers all recall; check these "
+                f"Found non-finite {' and '.join(problems)}: these rank last, which lowers all recall; check these "
                 "samples, or, if all are affected, use an earlier checkpoint."
             )
 
@@ -140,10 +140,10 @@ class CollectedFeatures:
 def _joined(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
     """Join the batches of this process, then of all processes; the first column contains features, the others ids."""
     if batches:
-        own = [torch.cat(column) for column in zip(*batches, strict=True)]
+        joined = [torch.cat(column) for column in zip(*batches, strict=True)]
     else:
-        own = [torch.zeros(0, width)] + [torch.zeros(0, dtype=torch.long)] * (columns - 1)
-    return [gather_uneven(column) for column in own]
+        joined = [torch.zeros(0, width)] + [torch.zeros(0, dtype=torch.long)] * (columns - 1)
+    return [gather_uneven(column) for column in joined]
 
 
 def _joined_ids(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
