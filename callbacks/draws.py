@@ -58,7 +58,9 @@ def draw_uniform(rows: int, columns: int | Tensor, device: torch.device) -> Tens
 @torch.compiler.disable
 def draw_normal(rows: int, columns: int, device: torch.device) -> Tensor:
     """Return normally distributed float32 values [rows, C]; arguments as in `draw_bits`."""
-    keys, first, size = (draw_number(), draw_number()), rank() * rows, max(1, _AT_ONCE // columns)
+    keys = (draw_number(), draw_number())
+    first = rank() * rows
+    size = max(1, _AT_ONCE // columns)
     parts = []
     for start in range(0, rows, size):  # integers of a part at a time
         length, angle = (_uniform(_bits(key, first + start, min(size, rows - start), columns, device)) for key in keys)
@@ -78,7 +80,8 @@ def global_positions(rows: int, device: torch.device) -> Tensor:
 
 
 def _bits(key: int, first: int, rows: int, columns: int | Tensor, device: torch.device) -> Tensor:
-    low, high = key & _WORD, key >> 32
+    low = key & _WORD
+    high = key >> 32
     row = torch.arange(first, first + rows, device=device)
     start = _mixed(_mixed(row + low).bitwise_xor_(high))
     factor = _mixed((start + 1).bitwise_and_(_WORD)) | 1

@@ -104,7 +104,7 @@ def on_any_rows(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 
 def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> list[Callback]:
-    """Return the candidates of whose class, or of a subclass of it, no instance is present yet.
+    """Return the candidates that are missing: no callback of their class, or of a subclass, is present.
 
     Lightning silently replaces a user's callback by one of the same class that the module returns, and runs both if the
     user's is of a subclass. In a module:

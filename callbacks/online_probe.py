@@ -156,9 +156,11 @@ class OnlineProbe(CheckedArguments, Callback):
         if not labelled or not (self._restored or self._head is not None):
             return
         assert self._counts is not None
-        features, label = self._features(trainer, pl_module, batch), batch[self.label]
+        features = self._features(trainer, pl_module, batch)
+        label = batch[self.label]
         head, _ = self._probe(features)
-        labelled, right = self._known(label), hits(head(features), label, 5)
+        labelled = self._known(label)
+        right = hits(head(features), label, 5)
         self._counts += torch.stack([labelled.sum(), right[:, 0].sum(), right.sum(), (~labelled).sum()])
         bad = labelled & ~features.isfinite().all(1)
         self._non_finite.append(torch.stack([batch.get("sample_index", torch.full_like(label, -1)), bad.long()], 1))
@@ -227,7 +229,8 @@ class OnlineProbe(CheckedArguments, Callback):
     def _step(self, features: Tensor, label: Tensor) -> Tensor:
         """Take a step on features [B, D] and labels [B]; return the mean loss [] over all processes before the step."""
         head, optimizer = self._probe(features)
-        labelled, finite = self._known(label), features.isfinite().all(1)
+        labelled = self._known(label)
+        finite = features.isfinite().all(1)
         # Non-finite features would make the head non-finite for the rest of the run.
         features = features.where(finite[:, None], 0.0)
         loss = F.cross_entropy(head(features), label.where(labelled & finite, -100), reduction="sum")

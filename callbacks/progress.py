@@ -43,7 +43,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
         super().__init__()
         self.interval = interval
         self._enabled = True
-        self._training, self._evaluation = Speed(), Speed()
+        self._training = Speed()
+        self._evaluation = Speed()
 
     @override
     def disable(self) -> None:
@@ -90,7 +91,9 @@ class ProgressLines(CheckedArguments, ProgressBar):
             return
         metrics: dict[str, Any] = {**self.get_metrics(trainer, pl_module)}
         metrics.pop("v_num", None)
-        step, steps, now = trainer.global_step, _steps_of_run(trainer), monotonic()
+        step = trainer.global_step
+        steps = _steps_of_run(trainer)
+        now = monotonic()
         last_epoch = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs - 1}"
         line = [f"Epoch {self._epoch}{last_epoch}, step {step}{'' if steps is None else f'/{steps}'}"]
         line += [f"{name.removeprefix('train/')} {_number(value)}" for name, value in metrics.items()]
@@ -148,7 +151,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
     def _evaluated_batch(self, trainer: Trainer, what: str, batch: Any, of_loaders: list[int | float]) -> None:
         self._batches += 1
         self._evaluation.add(samples_of_all(trainer, batch))
-        now, total = monotonic(), sum(of_loaders)
+        now = monotonic()
+        total = sum(of_loaders)
         if now - self._evaluated < self.interval or not self._enabled:
             return
         left = (now - self._began) / self._batches * (total - self._batches)

@@ -34,7 +34,8 @@ def stop_again(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
         state = checkpoint["callbacks"].get(callback.state_key) if isinstance(callback, EarlyStopping) else None
         if state is None:
             continue
-        before, state["patience"] = state["patience"], callback.patience
+        before = state["patience"]
+        state["patience"] = callback.patience
         exhausted = state["stopping_reason"] == EarlyStoppingReason.PATIENCE_EXHAUSTED.value
         if exhausted and callback.patience > before and state["wait_count"] < callback.patience:
             state |= {"stopping_reason": EarlyStoppingReason.NOT_STOPPED.value, "stopping_reason_message": None}
@@ -74,10 +75,10 @@ _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def report_other_processes(trainer: Trainer, module: LightningModule, before: int) -> None:
-    """Say in one line what differs from the run of a checkpoint with another number of processes.
+    """Log in one line what differs from the run of a checkpoint with another number of processes.
 
-    Beside what networks contain, the module and the datamodule tell what differs by a method `by_process()`, which
-    returns clauses.
+    Differences are those of the networks' layers, and the clauses that a method `by_process()` of the module or of the
+    datamodule returns.
 
     Args:
         trainer: trainer of the run.
@@ -86,8 +87,8 @@ def report_other_processes(trainer: Trainer, module: LightningModule, before: in
     """
     clauses = by_process(module)
     for component in (module, getattr(trainer, "datamodule", None)):
-        tell: Any = getattr(component, "by_process", None)
-        clauses += [] if tell is None else tell()
+        clauses_of: Any = getattr(component, "by_process", None)
+        clauses += [] if clauses_of is None else clauses_of()
     now = f"{before} processes before, {trainer.world_size} now"
     if clauses:
         rank_zero_warn(f"{now}: the run goes on, but not exactly, because {'; '.join(clauses)}.")
@@ -96,7 +97,7 @@ def report_other_processes(trainer: Trainer, module: LightningModule, before: in
 
 
 def by_process(module: nn.Module) -> list[str]:
-    """Return in clauses what the networks of a module compute or draw by process."""
+    """Return clauses that name what the layers of a module compute or draw by process."""
     trained = [submodule for submodule in module.modules() if submodule.training]
     clauses = []
     if any((isinstance(submodule, _DROPOUT) and submodule.p > 0) or _drops_paths(submodule) for submodule in trained):

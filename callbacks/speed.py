@@ -72,7 +72,8 @@ class Speed:
 
     def restart(self) -> None:
         """Start the clock and the count again."""
-        self._samples, self._since = 0, monotonic()
+        self._samples = 0
+        self._since = monotonic()
         self._paused: float | None = None
 
     def add(self, samples: int) -> None:
@@ -91,7 +92,8 @@ class Speed:
 
     def read(self) -> float | None:
         """Return samples per second since the last reading, and restart; None without samples."""
-        samples, seconds = self._samples, monotonic() - self._since
+        samples = self._samples
+        seconds = monotonic() - self._since
         self.restart()
         return samples / seconds if samples and seconds > 0 else None
 
@@ -161,7 +163,8 @@ class SpeedMonitor(CheckedArguments, Callback):
             self._counting.__enter__()
 
     def _stop_counting(self) -> int:
-        counting, self._counting = self._counting, None
+        counting = self._counting
+        self._counting = None
         if counting is None:
             return 0
         counting.__exit__(None, None, None)
@@ -171,7 +174,8 @@ class SpeedMonitor(CheckedArguments, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        flops, samples = self._stop_counting(), samples_of_all(trainer, batch)
+        flops = self._stop_counting()
+        samples = samples_of_all(trainer, batch)
         if self._flops_per_sample is None:
             self._flops_per_sample = flops / samples if samples else 0.0
         self._speed.add(samples)

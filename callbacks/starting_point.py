@@ -49,7 +49,8 @@ class StartingPoint(Callback):
         width = max(map(len, names))
         say(f"{'':<{width}}  {'before':>8}  {'after':>8}  {'change':>8}")
         for name in names:
-            first, last = self.before[name], after[name]
+            first = self.before[name]
+            last = after[name]
             say(f"{name:<{width}}  {first:>8.4g}  {last:>8.4g}  {last - first:>+8.3g}")
 
     def _metrics(self, trainer: Trainer) -> dict[str, float]:

@@ -85,7 +85,8 @@ class StepSeedCallback(CheckedArguments, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
         self._metrics = {}
-        before, self._processes = self._processes, None
+        before = self._processes
+        self._processes = None
         if before is not None:
             warn_of_plateau(trainer)
         if before not in (None, trainer.world_size):

@@ -68,7 +68,8 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     Returns:
         Four numbers from 0 to 1.
     """
-    matched, possible = dict.fromkeys(_ORDERS, 0), dict.fromkeys(_ORDERS, 0)
+    matched = dict.fromkeys(_ORDERS, 0)
+    possible = dict.fromkeys(_ORDERS, 0)
     length = reference_length = 0
     for candidate, texts in zip(candidates, references, strict=True):
         length += len(candidate)
@@ -82,7 +83,8 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     # Small constants of the COCO evaluation against division by 0.
     ratio = (length + 1e-15) / (reference_length + 1e-9)
     penalty = min(1.0, math.exp(1 - 1 / ratio))
-    scores, product = [], 1.0
+    scores = []
+    product = 1.0
     for n in _ORDERS:
         product *= (matched[n] + 1e-15) / (possible[n] + 1e-9)
         scores.append(penalty * product ** (1 / n))

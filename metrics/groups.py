@@ -28,7 +28,8 @@ def macro_f1(predicted: Tensor, label: Tensor) -> float:
     """
     classes = int(torch.cat([predicted, label]).max()) + 1
     right = label[predicted == label].bincount(minlength=classes).double()
-    of_class, of_prediction = label.bincount(minlength=classes), predicted[predicted >= 0].bincount(minlength=classes)
+    of_class = label.bincount(minlength=classes)
+    of_prediction = predicted[predicted >= 0].bincount(minlength=classes)
     return float((2 * right / (of_class + of_prediction))[of_class > 0].mean())
 
 

@@ -95,17 +95,20 @@ def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matc
     Returns:
         long [I] and long [T], ranks from 0. A row without a match of finite score gets the number of candidates.
     """
-    images, texts = len(image_features), len(text_features)
+    images = len(image_features)
+    texts = len(text_features)
     starts = range(0, images, _CHUNK)
     image_ranks = torch.full((images,), texts)
     best = torch.full((texts,), -torch.inf, dtype=image_features.dtype)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
+        scores = _similarities(image_features[rows], text_features)
+        match = matches.block(rows)
         image_ranks[rows] = _rank_of_best_match(scores, match, texts)
         best = torch.maximum(best, scores.masked_fill(~match, -torch.inf).amax(0))
     text_ranks = torch.zeros(texts, dtype=torch.long)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
+        scores = _similarities(image_features[rows], text_features)
+        match = matches.block(rows)
         text_ranks += ((scores >= best) & ~match).sum(0)
     return image_ranks, text_ranks.masked_fill(best == -torch.inf, images)
 
@@ -148,7 +151,8 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
         text_features: [T, E].
         k: Number of candidates of a row.
     """
-    images, texts = len(image_features), len(text_features)
+    images = len(image_features)
+    texts = len(text_features)
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no image at all
     near_images = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
     for start in range(0, images, _CHUNK):
@@ -203,7 +207,8 @@ def chance_recalls(matches: Matches) -> dict[str, float]:
 
     Of m matches among n candidates none is among the first k with probability C(n - m, k) / C(n, k).
     """
-    images, texts = len(matches.image_id), len(matches.text_image_id)
+    images = len(matches.image_id)
+    texts = len(matches.text_image_id)
     blocks = [matches.block(slice(start, start + _CHUNK)) for start in range(0, images, _CHUNK)]
     of_images = torch.cat([block.sum(1) for block in blocks])
     of_texts = torch.stack([block.sum(0) for block in blocks]).sum(0)

@@ -79,7 +79,8 @@ def answer_accuracy(answer: str, given: Sequence[str]) -> float:
     if not given:
         raise ValueError("Expected at least one given answer, got none: leave the question out.")
     predicted = normalized_answer(answer)
-    people, agree = len(given), sum(normalized_answer(one) == predicted for one in given)
+    people = len(given)
+    agree = sum(normalized_answer(one) == predicted for one in given)
     if people == 1:
         return float(agree)
     # Those who agree have one fellow less among the others.

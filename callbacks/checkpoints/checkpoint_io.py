@@ -72,7 +72,8 @@ class BackgroundWriter:
         while len(self._jobs) > left:
             self._jobs.pop(0).result()
         self._jobs = [job for job in self._jobs if not job.done()]
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             raise error
 

@@ -24,7 +24,8 @@ from ...common.errors import UserError
 METADATA = "meta.pt"
 """Lightning's name of the metadata file."""
 # In the metadata: the number of files with pieces, and the marker of a sharded tensor.
-_FILES, _NOTE = "files_with_pieces", "pieces_along_dimension"
+_FILES = "files_with_pieces"
+_NOTE = "pieces_along_dimension"
 
 ValueFunction = Callable[[str, Any], Any]
 """Maps a value, given its path in the checkpoint, such as `state_dict/weight`."""
@@ -168,7 +169,8 @@ def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, An
 
 def own_part(whole: Tensor, like: DTensor) -> DTensor:
     """Return a tensor distributed like another one of its shape; the memory of `whole` is not kept."""
-    mesh, dimension = like.device_mesh, _dimension("tensor", like)
+    mesh = like.device_mesh
+    dimension = _dimension("tensor", like)
     piece = whole
     if dimension is not None:
         # As torch shards: equal parts, rounded up, so that the last ones may be smaller or empty.

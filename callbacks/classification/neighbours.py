@@ -101,7 +101,8 @@ class NearestNeighbourClassification(ImageClassification):
     def _training_features(self, trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return features [M, E] and labels [M] of all training images of all processes."""
         data: Any = self.data
-        parts, labels = [], []
+        parts = []
+        labels = []
         for batch in data.every_image("train"):
             parts.append(features(batch["image"].to(trainer.strategy.root_device)))
             labels.append(batch["label"])

@@ -110,7 +110,8 @@ class ZeroShotClassification(ImageClassification):
 
     def _embed_classes(self, trainer: Trainer, pl_module: Any) -> Tensor:
         """Return unit-length embeddings [C, E] of the classes, the same in every process."""
-        names, encode = self._names(), datamodule(trainer).encoder()
+        names = self._names()
+        encode = datamodule(trainer).encoder()
         templates = self.templates[:1] if only_tries(trainer) else self.templates
         # Every process embeds equally many classes, some twice: sharded modules communicate in every forward pass.
         share = ceil(len(names) / world_size())
@@ -134,7 +135,8 @@ def _read_names(given: list[str] | str) -> list[str]:
 
         return list(IMAGENET_CLASSNAMES)
     if isinstance(given, str):
-        source, path = repr(given), Path(given).expanduser()
+        source = repr(given)
+        path = Path(given).expanduser()
         if not path.is_file():
             raise UserError(
                 f"Expected a text file with one class name a line, got no file {source}: correct class_names."

@@ -137,7 +137,8 @@ class LateMax:
         answer.copy_(largest, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        before, self._asked = self._asked, (answer, arrived)
+        before = self._asked
+        self._asked = (answer, arrived)
         if before is None:
             return 0
         before[1].synchronize()
@@ -227,7 +228,7 @@ def _device_for_communication(tensor: Tensor) -> torch.device:
 
 
 def is_first_to(action: str) -> bool:
-    """Return whether no other process of the run has asked for this action, as far as they can still be asked."""
+    """Return whether this process is the first of the run to ask for an action; also if no process can be asked."""
     if not (dist.is_available() and dist.is_initialized()):
         return True
     try:

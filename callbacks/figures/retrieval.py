@@ -44,7 +44,8 @@ class RetrievalFigures(EvaluationFigures):
             return []
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
-        near, rows = result.near_images, []
+        near = result.near_images
+        rows = []
         texts = evenly_spread(len(result.input_ids), self.queries)
         for text, caption in zip(texts, captions_of(data, split, result, texts), strict=True):
             images = near.index[text]
@@ -102,7 +103,8 @@ class EmbeddingProjector(EvaluationFigures):
             for row in order[evenly_spread(len(order), self.images)].tolist()
             if (image := int(result.matches.image_id[row])) in first
         ]
-        image_rows, texts = [row for row, _ in shown], [text for _, text in shown]
+        image_rows = [row for row, _ in shown]
+        texts = [text for _, text in shown]
         self._features = torch.cat([result.image_features[image_rows], result.text_features[texts]]).float().cpu()
         captions = captions_of(data, split, result, texts)
         thumbnails = [open_image(data, split, result.sample_index[row]).convert("RGB") for row in image_rows]

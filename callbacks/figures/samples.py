@@ -45,11 +45,13 @@ class PredictionFigures(EvaluationFigures):
         order = result.sample_index.argsort()
         rows = []
         for sample in order[evenly_spread(len(order), self.samples)].tolist():
-            index, label = int(result.sample_index[sample]), int(result.label[sample])
+            index = int(result.sample_index[sample])
+            label = int(result.label[sample])
             probabilities = result.probabilities[sample]
             predicted = int(best(probabilities))
             try:
-                images, text = data.images(split, index), data.text(split, index)
+                images = data.images(split, index)
+                text = data.text(split, index)
             except (UserError, ValueError, AttributeError) as error:  # deleted since, or a datamodule of other data
                 raise NoFigureError(f"a sample could not be opened: {error}") from error
             names = getattr(data, "class_names", None)
@@ -77,7 +79,8 @@ class AnswerFigures(EvaluationFigures):
 
     name = "answers"
     module_needs = "answer_maps"
-    evaluates, result_needs = "question", "answers"
+    evaluates = "question"
+    result_needs = "answers"
 
     def __init__(
         self, questions: Annotated[int, COUNT] = 8, top: Annotated[int, COUNT] = 3, every_n_epochs: int = 1
@@ -101,7 +104,8 @@ class AnswerFigures(EvaluationFigures):
         encoded = data.encoded_questions(texts)
         best = data.encode_answers([result.answers[number][0] for number in chosen_rows])
         images = torch.stack([data.eval_transform(image) for image in shown])
-        plugin, device = trainer.precision_plugin, pl_module.device
+        plugin = trainer.precision_plugin
+        device = pl_module.device
         with plugin.forward_context():
             maps: Tensor = pl_module.answer_maps(
                 plugin.convert_input(images.to(device)),
@@ -153,7 +157,8 @@ class GroundingFigures(EvaluationFigures):
         index = result.sample_index[chosen_rows]
         texts = [" ".join(captions) for captions in data.captions(split, index.tolist())]
         shown = [open_image(data, split, one) for one in index]
-        plugin, device = trainer.precision_plugin, pl_module.device
+        plugin = trainer.precision_plugin
+        device = pl_module.device
         images = plugin.convert_input(torch.stack([data.eval_transform(image) for image in shown]).to(device))
         encoded = {name: tensor.to(device) for name, tensor in data.encoder()(texts).items()}
         with plugin.forward_context():
@@ -163,7 +168,8 @@ class GroundingFigures(EvaluationFigures):
             right = (result.right[number], RIGHT)
             panels = [Panel(image, boxes=[right])]
             for name, heat in maps.items():
-                chosen, overlap = result.chosen[name][number], float(result.iou[name][number])
+                chosen = result.chosen[name][number]
+                overlap = float(result.iou[name][number])
                 boxes = [right] if chosen.isnan().any() else [right, (chosen, CHOSEN)]
                 title = f"{name}  no box" if chosen.isnan().any() else f"{name}  IoU {overlap:.2f}"
                 panels.append(Panel(image, title, overlap >= 0.5, heat[row], boxes))

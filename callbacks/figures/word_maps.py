@@ -68,7 +68,8 @@ class WordMapFigures(EvaluationFigures):
         images = (result.matches.image_id == owners[:, None]).int().argmax(1)
         shown = [open_image(data, split, index) for index in result.sample_index[images]]
         tensors = torch.stack([data.eval_transform(image) for image in shown])
-        plugin, device = trainer.precision_plugin, pl_module.device
+        plugin = trainer.precision_plugin
+        device = pl_module.device
         try:
             with plugin.forward_context():
                 maps: Tensor = pl_module.word_maps(
@@ -78,7 +79,8 @@ class WordMapFigures(EvaluationFigures):
                 )
         except (UserError, ValueError) as error:  # this model has no maps
             raise NoFigureError(str(error)) from error
-        rows, captions = [], captions_of(data, split, result, texts)
+        rows = []
+        captions = captions_of(data, split, result, texts)
         for text, caption, image, token_maps in zip(texts, captions, shown, maps.float().cpu(), strict=True):
             ids = token_ids(result, text)
             tokens = data.tokenizer.convert_ids_to_tokens(ids.tolist())

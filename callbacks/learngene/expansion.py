@@ -109,7 +109,8 @@ def expand_learngene(
     targets = _targets_of(network, tower)
     if not targets:
         raise UserError(f"Expected a network with a {tower} tower, got a {type(network).__name__}: change tower.")
-    rule, state = rule_of(learngene.method), network.state_dict()
+    rule = rule_of(learngene.method)
+    state = network.state_dict()
     made: dict[str, Tensor] = {}
     for target in targets:
         tensors = dict(_tower_tensors(learngene, rule, target, components))
@@ -152,7 +153,8 @@ def _tower_tensors(
     learngene: Learngene, rule: Rule, target: _Target, components: Components
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a tower by their names in the network."""
-    tower, tensors = target.tower, learngene.tensors
+    tower = target.tower
+    tensors = learngene.tensors
     ends = f"{tower}."
     for name, tensor in tensors.items():
         if name.startswith(ends):
@@ -196,7 +198,8 @@ def _timm_shaped(name: str, tensor: Tensor) -> Tensor:
 
 def _check(target: _Target, tensors: Layer, learngene: Learngene, rule: Rule, state: dict[str, Tensor]) -> None:
     """Compare a tower with the learngene: names and shapes of parameters, attention heads, activation function."""
-    sizes, kind = learngene.sizes, f"the {target.tower} tower of the {type(target.network).__name__}"
+    sizes = learngene.sizes
+    kind = f"the {target.tower} tower of the {type(target.network).__name__}"
     expected = tensors.keys() & state
     if rule.sets_whole_tower:
         expected = {name for name in state if _belongs(target, name)}

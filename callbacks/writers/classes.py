@@ -27,7 +27,8 @@ class _Best(NamedTuple):
 class ClassesWriter(CheckedArguments, PredictionRowsWriter):
     """Write the most probable classes; null where no probability is finite."""
 
-    returned, written = ("probabilities",), "their classes are"
+    returned = ("probabilities",)
+    written = "their classes are"
 
     def __init__(
         self, top_k: Annotated[int, COUNT] = 5, folder: str | None = None, class_names: list[str] | None = None
@@ -106,4 +107,5 @@ class TextClassPredictionWriter(ClassesWriter):
         UserError: If `top_k` is below 1, or `predict_step` returns something else.
     """
 
-    of_texts, file = True, "text_predictions.parquet"
+    of_texts = True
+    file = "text_predictions.parquet"

@@ -33,7 +33,9 @@ class GroundingWriter(PredictionRowsWriter):
         UserError: If `predict_step` returns something else.
     """
 
-    returned, file, written = ("ref_id", *_NUMBERS), "boxes.parquet", "the boxes of their texts are"
+    returned = ("ref_id", *_NUMBERS)
+    file = "boxes.parquet"
+    written = "the boxes of their texts are"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -48,7 +50,8 @@ class GroundingWriter(PredictionRowsWriter):
 
     @override
     def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
-        index, numbers = gathered[0][order], gathered[1][order].numpy().reshape(len(order), -1)
+        index = gathered[0][order]
+        numbers = gathered[1][order].numpy().reshape(len(order), -1)
         data: Any = getattr(trainer, "datamodule", None)
         texts: list[str | None] = [None] * len(order)
         if hasattr(data, "captions"):

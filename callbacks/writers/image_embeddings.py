@@ -33,7 +33,9 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
         UserError: If `predict_step` returns something else.
     """
 
-    returned, file, written = ("image_id", "embedding"), "embeddings.parquet", "one embedding of each is"
+    returned = ("image_id", "embedding")
+    file = "embeddings.parquet"
+    written = "one embedding of each is"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -80,8 +80,10 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         evaluation: Any = pl_module.evaluation
-        result, data = evaluation.result, getattr(trainer, "datamodule", None)
-        images, texts = _images(result, data), _texts(result, data)
+        result = evaluation.result
+        data = getattr(trainer, "datamodule", None)
+        images = _images(result, data)
+        texts = _texts(result, data)
         folder = prediction_folder(trainer, self.folder)
         tables = {
             "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),
@@ -144,7 +146,8 @@ class _Side:
         """
         count = min(top_k, len(others))
         for rows in self.order.split(_ROWS):
-            index, similarity = near.index[rows, :count], near.similarity[rows, :count]
+            index = near.index[rows, :count]
+            similarity = near.similarity[rows, :count]
             score = torch.full_like(similarity, torch.nan)
             if near.match_score is not None:
                 score = near.match_score[rows, :count]
@@ -154,7 +157,8 @@ class _Side:
                 # No candidate twice: non-finite ones rank before those that are listed already.
                 rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
                 further = highest(rest, count - index.shape[1])
-                index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
+                index = torch.cat([index, further.indices], 1)
+                similarity = torch.cat([similarity, further.values], 1)
                 score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
             finite = similarity > torch.finfo(similarity.dtype).min
             yield {

@@ -75,7 +75,8 @@ class PredictionRowsWriter(Callback):
 
     @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._index, self._kept = [], []
+        self._index = []
+        self._kept = []
 
     @override
     def on_predict_batch_end(
@@ -101,8 +102,10 @@ class PredictionRowsWriter(Callback):
 
     @override
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        index, gathered = gather_rows(self._index, torch.zeros(0, dtype=torch.long)), self.gathered(self._kept)
-        self._index, self._kept = [], []
+        index = gather_rows(self._index, torch.zeros(0, dtype=torch.long))
+        gathered = self.gathered(self._kept)
+        self._index = []
+        self._kept = []
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         order = index.argsort()

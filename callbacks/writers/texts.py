@@ -37,7 +37,8 @@ class AnswerWriter(PredictionRowsWriter):
     """
 
     returned = ("question", "question_id", "answers", "probabilities")
-    file, written = "answers.parquet", "an answer to the question of each is"
+    file = "answers.parquet"
+    written = "an answer to the question of each is"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> _Kept:
@@ -95,7 +96,9 @@ class CaptionWriter(PredictionRowsWriter):
         UserError: If `predict_step` returns something else.
     """
 
-    returned, file, written = ("image_id", "caption"), "captions.parquet", "one caption of each is"
+    returned = ("image_id", "caption")
+    file = "captions.parquet"
+    written = "one caption of each is"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, list[str]]:

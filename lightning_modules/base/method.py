@@ -145,7 +145,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return ()
 
     def by_process(self) -> list[str]:
-        """Return in clauses what depends on the batch of a process, beside dropout and BatchNorm.
+        """Return clauses that name what depends on the batch of a process, beside dropout and BatchNorm.
 
         A run that goes on with another number of processes names it. By default what `by_process` of the settings
         returns, if they have it.
@@ -272,7 +272,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
             frozen.save_record(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the own.
+        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the module's.
 
         Raises:
             UserError: If the weights of a frozen network differ.
@@ -299,7 +299,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return evaluation.order() if isinstance(evaluation, RetrievalEvaluation) and evaluation.rerank.k else None
 
     def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
-        """Set what the evaluation of a checkpoint or of an export found, which decides the order of predictions."""
+        """Set the recalls that the evaluation of a checkpoint or an export measured, which decide how predictions rank."""
         if isinstance(self.evaluation, RetrievalEvaluation):
             self.evaluation.orders = None
             if record is not None:
@@ -311,7 +311,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         Raises:
             UserError: If weights of a checkpoint do not fit because its class or its settings differ.
         """
-        saved, self._saved_settings = self._saved_settings, None
+        saved = self._saved_settings
+        self._saved_settings = None
         self._initial.loaded = True
         try:
             return super().load_state_dict(state_dict, strict, assign)

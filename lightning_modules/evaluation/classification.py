@@ -21,7 +21,8 @@ from .protocol import PREFIXES, Stage, Summary
 
 Batch = dict[str, Tensor]
 
-SPLITS, TOP = ("val", "test"), {"top1": 1, "top5": 5}
+SPLITS = ("val", "test")
+TOP = {"top1": 1, "top5": 5}
 
 
 class Accuracy(nn.Module):
@@ -141,11 +142,13 @@ class ClassificationEvaluation(nn.Module):
         self.accuracy.reset()
         for split in SPLITS:
             restart(self._loss(split))
-        self.result, self._classified = None, []
+        self.result = None
+        self._classified = []
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
         """Classify a batch, and add its losses and its correct images."""
-        split, label = PREFIXES[stage], batch["label"]
+        split = PREFIXES[stage]
+        label = batch["label"]
         logits = self._logits(module, batch)
         self.accuracy.update(split, logits, label, batch["sample_index"])
         self._loss(split).update(F.cross_entropy(logits, label, reduction="none"))

@@ -83,7 +83,8 @@ class AnswerEvaluation:
         self.start()
         self.result = Answered(rows[:, 0].long(), rows[:, 1].float(), probabilities, answers)
         self.summary = Summary({"questions": len(rows)})
-        counted, prefix = rows[rows[:, 1] >= 0], PREFIXES[stage]
+        counted = rows[rows[:, 1] >= 0]
+        prefix = PREFIXES[stage]
         if not len(counted):
             rank_zero_warn(
                 f"Found no given answers for {len(rows)} questions of the {prefix} split: no accuracy is logged; "

@@ -187,7 +187,8 @@ def match_candidates(
     for image, scores in enumerate(all_scores.split([sum(map(len, parts)) for parts in scored])):
         texts = _texts_of(near_texts.index[first + image], asking[first + image])
         image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]
-        rows_, columns = asking[first + image], column_of[first + image]
+        rows_ = asking[first + image]
+        columns = column_of[first + image]
         text_scores[rows_, columns] = scores[torch.searchsorted(texts, rows_)]
     return gather_uneven(image_scores), all_reduce_sum(text_scores)
 

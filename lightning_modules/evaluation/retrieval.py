@@ -202,7 +202,8 @@ class RetrievalEvaluation:
         not_empty = len(all_of.image_features) > 0 and len(all_of.text_features) > 0
         matches, equal = self._matches(all_of) if not_empty else (None, None)
 
-        images, texts = self._by_space(all_of.image_features), self._by_space(all_of.text_features)
+        images = self._by_space(all_of.image_features)
+        texts = self._by_space(all_of.text_features)
         ranks: dict[str, dict[str, tuple[Matches, Ranks]]] = {name: {} for name in images}
         results: dict[str, float] = {}
         for name in images:

@@ -133,7 +133,8 @@ class CollectedFeatures:
             # A process without batches gets the width from the others.
             widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
             width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
-        images, texts = _joined(self._images, width, columns=3), _joined(self._texts, width, columns=4)
+        images = _joined(self._images, width, columns=3)
+        texts = _joined(self._texts, width, columns=4)
         return Gathered._make([*images, *texts, *_joined_ids(self._ids)])
 
 
