@@ -272,7 +272,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
             frozen.save_record(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the module's.
+        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks.
 
         Raises:
             UserError: If the weights of a frozen network differ.
@@ -299,7 +299,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return evaluation.order() if isinstance(evaluation, RetrievalEvaluation) and evaluation.rerank.k else None
 
     def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
-        """Set the recalls that the evaluation of a checkpoint or an export measured, which decide how predictions rank."""
+        """Set the recalls that the evaluation of a checkpoint or an export measured; they decide the order."""
         if isinstance(self.evaluation, RetrievalEvaluation):
             self.evaluation.orders = None
             if record is not None:
