@@ -66,7 +66,8 @@ class LearngeneSizes(SettingsGroup):
 
     def end_shapes(self) -> Shapes:
         """Return the shapes of what a tower has before and after its layers, and of the logit scale."""
-        width, embed = self.width, self.embed_dim
+        width = self.width
+        embed = self.embed_dim
         patches = (self.image_size // self.patch_size) ** 2
         return {
             "vision.class_embedding": (width,),

@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...callbacks import gather
-from ...callbacks.flops import CountFlops
 from ...callbacks.private_api import DispatchMode
+from ...callbacks.speed import CountFlops
 from ...lightning_modules.networks import attention
 
 PRECISIONS = {

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import all_reduce_sum, world_size
+from ..losses.soft_targets import soft_cross_entropy
 
 
 def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, text_targets: Tensor) -> Tensor:
@@ -21,7 +22,9 @@ def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, t
         image_targets: [R, M] from `contrastive_targets`.
         text_targets: [R, M] from `contrastive_targets`.
     """
-    return (soft_cross_entropy(image_logits, image_targets) + soft_cross_entropy(text_logits, text_targets)) / 2
+    image_loss = soft_cross_entropy(image_logits.log_softmax(-1), image_targets).mean()
+    text_loss = soft_cross_entropy(text_logits.log_softmax(-1), text_targets).mean()
+    return (image_loss + text_loss) / 2
 
 
 def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float) -> Tensor:
@@ -37,11 +40,6 @@ def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float)
     """
     truth = positives.to(teacher_logits.dtype)
     return alpha * teacher_logits.softmax(-1) + (1 - alpha) * truth / truth.sum(-1, keepdim=True)
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits and soft targets [R, M], averaged over the rows: a 0-D tensor."""
-    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
 
 
 def itm_loss(logits: Tensor, labels: Tensor, weights: Tensor, count: Tensor) -> Tensor:
@@ -71,7 +69,7 @@ def mlm_loss(logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alph
     hard = F.nll_loss(log_probabilities, labels, ignore_index=-100, reduction="none")
     if teacher_logits is None:
         return hard.sum() / count
-    soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+    soft = soft_cross_entropy(log_probabilities, teacher_logits.softmax(-1))
     soft = soft.masked_fill(labels == -100, 0.0)
     return ((1 - alpha) * hard + alpha * soft).sum() / count
 

@@ -24,16 +24,15 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed.full_tensor import full_tensor
+from ...callbacks.distributed.collectives import full_tensor
 from ..base.method import Bound, Method
 from ..core.precision import at_least_float32
 from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.settings import settings
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
@@ -76,6 +75,15 @@ class ALBEFModule(Method):
         lr_scheduler: replaces the paper's schedule.
     """
 
+    vision: VisionSettings
+    text: TextSettings
+    momentum: MomentumSettings
+    contrast: ContrastSettings
+    optim: OptimSettings
+    memory: MemorySettings
+    rerank: RerankSettings
+    grounding: GroundingSettings
+
     def __init__(
         self,
         vision: VisionSettings = VisionSettings(),
@@ -93,27 +101,22 @@ class ALBEFModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = settings(TextSettings, text)
-        self.momentum = momentum = settings(MomentumSettings, momentum)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.rerank = rerank = settings(RerankSettings, rerank)
-        self.grounding = grounding = settings(GroundingSettings, grounding)
-        self.weights, self.mlm = weights, mlm
-        self.save_settings()
+        self.take_arguments(locals())
+        self.weights = weights
+        self.mlm = mlm
         self.change_settings("text", **initial_weights.sizes_of_bert(self.text))
         initial_weights.check_sources(weights, self.vision, self.text)
 
-        self.student = ALBEFNetwork(vision, self.text, contrast.embed_dim, mlm, memory.activation_checkpointing)
-        self.teacher = ALBEFNetwork(vision, momentum.teacher_text(self.text), contrast.embed_dim, mlm)
+        contrast = self.contrast
+        checkpointing = self.memory.activation_checkpointing
+        self.student = ALBEFNetwork(self.vision, self.text, contrast.embed_dim, mlm, checkpointing)
+        self.teacher = ALBEFNetwork(self.vision, self.momentum.teacher_text(self.text), contrast.embed_dim, mlm)
         self.itm_head = nn.Linear(self.text.width, 2)
         self.temperature = nn.Parameter(torch.tensor([contrast.temperature]))  # [1]: FSDP2 cannot shard a 0-D tensor
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
         self.image_queue = FeatureQueue(*queue)
         self.text_queue = FeatureQueue(*queue)
-        self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
+        self.evaluation = evaluation_of(self.grounding, match_equal_texts, self.rerank)
         copy_student(self.student, self.teacher)
         if not contrast.itc:  # then no loss trains these
             for untrained in (self.student.vision_proj, self.student.text_proj, self.temperature):

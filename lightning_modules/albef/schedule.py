@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 from torch import nn
 
 from ...common.errors import UserError
-from ..optim.schedules import Schedule, warmup_cosine
+from ..optim.schedules import Schedule, WarmupCosine
 from .settings import MomentumSettings, OptimSettings
 
 
@@ -44,40 +44,17 @@ def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:
     Raises:
         UserError: If the authors' schedule is used in a run that does not count epochs.
     """
-    rates = optim.learning_rate, optim.min_learning_rate, optim.warmup_steps, optim.warmup_learning_rate
+    peak = optim.learning_rate
+    floor = optim.min_learning_rate
+    start = optim.warmup_learning_rate
     if optim.lr_schedule == "cosine":
-        return WarmupCosine(*rates)
+        return WarmupCosine(peak, optim.warmup_steps, floor, warmup_start=start)
     epochs = None if trainer is None else trainer.max_epochs
     if epochs is None or epochs < 1:
         raise UserError(
             "Expected a run that counts epochs for model.optim.lr_schedule official, got none: set trainer.max_epochs."
         )
-    return Staircase(*rates, epochs=epochs)
-
-
-@dataclass(frozen=True)
-class WarmupCosine:
-    """Linear warm-up in steps, then half a cosine to the last step.
-
-    Args:
-        peak: learning rate after the warm-up.
-        floor: learning rate at the end of the run.
-        warmup_steps: length of the warm-up.
-        warmup_start: learning rate of the first step.
-    """
-
-    peak: float
-    floor: float
-    warmup_steps: int
-    warmup_start: float
-    interval: Literal["step", "epoch"] = "step"
-
-    def rate(self, index: int, total: int) -> float:
-        """Return the learning rate of a step."""
-        return warmup_cosine(index, total, self.peak, self.floor, self.warmup_steps, self.warmup_start)
-
-    def warn(self, total: int) -> None:
-        """Do nothing."""
+    return Staircase(peak, floor, optim.warmup_steps, start, epochs)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The base class of the methods."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -34,12 +33,11 @@ from ..core.data_sizes import DataSizes, compare_sizes
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
 from ..core.preprocessing import recorded_preprocessing
-from ..core.settings import plain
+from ..core.settings import groups_of, plain
 from ..core.trainers import convert_before_restore, datamodule_of
 from ..evaluation.protocol import Batch, Evaluation
 from ..evaluation.reranking import Orders
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..optim.clipping import clip_unscaled
 from ..optim.configure import (
     LRSchedulerCallable,
     OptimizerCallable,
@@ -47,7 +45,7 @@ from ..optim.configure import (
     with_schedule,
     with_scheduler,
 )
-from ..optim.parameter_groups import scale_rates, weight_decay_groups
+from ..optim.optimizers import clip_unscaled, scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
 from .initial_weights import InitialState, check_one_source, restores_after_setup
 from .lightning_callbacks import refuse_rate_finder, refuse_stale_averages
@@ -85,8 +83,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
 
     A method overrides methods of the first part below, sets `self.evaluation` and defines `training_step`. Its
-    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with
-    `self.start_vocabulary()` if the method has text towers.
+    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.take_arguments(locals())`, and ends
+    with `self.start_vocabulary()` if the method has text towers.
 
     If a method has these settings, they are read here: `vision.image_size`, `text.vocab_size`, `text.max_tokens`,
     `text.weights`, and the argument `weights`.
@@ -147,7 +145,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return ()
 
     def by_process(self) -> list[str]:
-        """Return in clauses what depends on the batch of a process, beside dropout and BatchNorm.
+        """Return clauses that name what depends on the batch of a process, beside dropout and BatchNorm.
 
         A run that goes on with another number of processes names it. By default what `by_process` of the settings
         returns, if they have it.
@@ -160,11 +158,11 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         return ()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups as in `optim.parameter_groups`; the optimizer's weight decay is their default."""
+        """Return parameter groups as in `optim.optimizers`; the optimizer's weight decay is their default."""
         return weight_decay_groups(self, self.no_weight_decay())
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return the optimizer of the paper; see `optim.adamw` and `optim.sgd`."""
+        """Return the optimizer of the paper; see `optim.optimizers`."""
         raise NotImplementedError(
             f"Expected {type(self).__name__}.paper_optimizer or an `optimizer`, got neither: add one."
         )
@@ -175,18 +173,25 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     # Settings
 
-    def save_settings(self) -> None:
-        """Save the arguments of the calling constructor as `hparams`, plain data; groups become dictionaries."""
-        frame = inspect.currentframe()
-        self.save_hyperparameters(frame=None if frame is None else frame.f_back)
-        self.hparams.update(plain(self.hparams))
+    def take_arguments(self, arguments: Mapping[str, Any], **names: str) -> None:
+        """Assign the settings groups of a constructor, and save all arguments as `hparams`, as plain data.
 
-    @property
-    def hparams_initial(self) -> Any:
-        """The given arguments as plain data."""
-        initial = super().hparams_initial
-        initial.update(plain(initial))
-        return initial
+        An argument whose type is a dataclass is a group. It is given as an instance, or as a mapping of its fields
+        (from a checkpoint), and becomes an attribute, always an instance; the class body declares the attribute's type.
+
+        Lightning adds the arguments of subclasses, and what the command line needs to build the class again.
+
+        Args:
+            arguments: `locals()` at the begin of the constructor, after `super().__init__`.
+            **names: attributes whose name differs from that of the argument.
+
+        Raises:
+            UserError: If a group is neither an instance nor a mapping, or has an unknown field.
+        """
+        self.save_hyperparameters()
+        self.save_hyperparameters(plain(self.hparams))
+        for name, group in groups_of(arguments["__class__"], arguments).items():
+            setattr(self, names.get(name, name), group)
 
     def change_settings(self, group: str, **values: Any) -> None:
         """Change settings of a group, in the attribute and in `hparams`."""
@@ -205,7 +210,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def frozen_networks(self) -> Iterator[Frozen[Any]]:
         """Iterate over the frozen networks."""
-        return (part for part in self.children() if isinstance(part, Frozen))
+        return (child for child in self.children() if isinstance(child, Frozen))
 
     def setup(self, stage: str) -> None:
         """Load initial weights if the strategy shards; such strategies restore checkpoints later.
@@ -267,7 +272,7 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
             frozen.save_record(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the own.
+        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks.
 
         Raises:
             UserError: If the weights of a frozen network differ.
@@ -290,11 +295,11 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def retrieval_order(self) -> str | None:
         """Return a sentence about the order in which predictions rank; None for a method without a matching head."""
-        found = self.evaluation
-        return found.order() if isinstance(found, RetrievalEvaluation) and found.rerank.k else None
+        evaluation = self.evaluation
+        return evaluation.order() if isinstance(evaluation, RetrievalEvaluation) and evaluation.rerank.k else None
 
     def adopt_retrieval_orders(self, record: Mapping[str, float] | None) -> None:
-        """Set what the evaluation of a checkpoint or of an export found, which decides the order of predictions."""
+        """Set the recalls that the evaluation of a checkpoint or an export measured; they decide the order."""
         if isinstance(self.evaluation, RetrievalEvaluation):
             self.evaluation.orders = None
             if record is not None:
@@ -306,7 +311,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
         Raises:
             UserError: If weights of a checkpoint do not fit because its class or its settings differ.
         """
-        saved, self._saved_settings = self._saved_settings, None
+        saved = self._saved_settings
+        self._saved_settings = None
         self._initial.loaded = True
         try:
             return super().load_state_dict(state_dict, strict, assign)
@@ -386,8 +392,8 @@ class Method(CheckedArguments, CheckedLoading, LightningModule, option=""):
 
     def preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing for exports: that of the run's datamodule, else that of the weights."""
-        found = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
-        return found if found and ("mean" in found or "transform" in found) else None
+        preprocessing = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
+        return preprocessing if preprocessing and ("mean" in preprocessing or "transform" in preprocessing) else None
 
     def start_vocabulary(self) -> None:
         """Adopt the vocabulary size of the argument `weights`, if it is known."""

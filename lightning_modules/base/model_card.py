@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 
-from ...callbacks.chance import chance_levels
+from ...callbacks.modules import chance_levels
 from ...common.shown import public
 from ..core.checkpoints import RESULTS_KEY, class_name
 from ..core.preprocessing import described

@@ -1,6 +1,5 @@
 """An exported module: the folder that `save_pretrained` writes, and that `from_pretrained` and `weights` read."""
 
-import inspect
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -14,6 +13,7 @@ from ...common.errors import UserError
 from ...common.files import check_free, replacing
 from ..core.checkpoints import ORDERS_KEY, class_name
 from ..core.folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
+from ..core.settings import accepted_names
 from ..core.tokenizer_files import save_tokenizer
 from ..core.tokenizer_reader import TokenizerOf
 from .model_card import CARD_FILE, Training, model_card
@@ -59,10 +59,12 @@ def write_folder(
     check_free(target)
     state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
     preprocessing = module.preprocessing()
+    accepted = accepted_names(type(module))  # `hparams` also has what a subclass gives to its base class
+    arguments = {name: value for name, value in module.hparams.items() if name in accepted}
     config = {
         "class": class_name(module),
         "vlightning_version": version("vlightning"),
-        "arguments": arguments_without_weights(module.hparams),
+        "arguments": arguments_without_weights(arguments),
         "preprocessing": preprocessing,
         "data": training.text_options(),
         ORDERS_KEY: module.retrieval_orders(),
@@ -108,7 +110,7 @@ def rebuild(cls: type[Module], hparams: Mapping[str, Any], state: Mapping[str, T
         UserError: If the arguments are not those of this class, or the state does not fit.
     """
     arguments = arguments_without_weights(hparams)
-    unknown = sorted(arguments.keys() - inspect.signature(cls).parameters)
+    unknown = sorted(arguments.keys() - accepted_names(cls))
     if unknown:
         raise UserError(
             f"Expected arguments of {cls.__name__} in {source}, got {unknown[0]!r}: use the class and the version of "

@@ -15,7 +15,7 @@ from ..losses.pairs import check_length
 from ..networks.clip.models import model_config
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model
-from ..optim.layout import channels_last
+from ..optim.optimizers import channels_last
 from .method import Method
 
 

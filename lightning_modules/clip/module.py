@@ -23,7 +23,7 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Bound
 from ..base.two_towers import TwoTowers
-from ..core.settings import plain, settings
+from ..core.settings import plain
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import contrast_terms, pair_ids, share_of_repeats
@@ -34,9 +34,9 @@ from ..networks.clip.models import build_model
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.schedules import Schedule, WarmupShareCosine
+from ..optim.optimizers import adamw
+from ..optim.schedules import Schedule, WarmupCosine
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer, start_preprocessing
 from .tuning import fix_batch_norm, parameter_groups, prepare
@@ -68,6 +68,12 @@ class CLIPModule(TwoTowers):
         UserError: If settings do not fit together, or the model is unknown.
     """
 
+    vision: ImageSettings
+    loss: LossSettings
+    tuning: TuningSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         model: str | ModelShape | OpenClipConfig | None = None,
@@ -83,13 +89,12 @@ class CLIPModule(TwoTowers):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
+        self.take_arguments(locals())
         self.model: Model = model_of(model, weights)
         self.hparams.update(plain({"model": self.model}))  # not a folder: a checkpoint needs no other file
-        self.given, self.weights, self.max_tokens = model, weights, max_tokens
-        self.vision, self.loss = settings(ImageSettings, vision), settings(LossSettings, loss)
-        self.tuning, self.optim = settings(TuningSettings, tuning), settings(OptimSettings, optim)
-        self.memory = settings(MemorySettings, memory)
+        self.given = model
+        self.weights = weights
+        self.max_tokens = max_tokens
         self.student = self._build()
         prepare(self.student, self.tuning)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
@@ -216,4 +221,4 @@ class CLIPModule(TwoTowers):
 
     def paper_schedule(self) -> Schedule:
         """Return a linear warm-up and half a cosine to 0."""
-        return WarmupShareCosine(self.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)

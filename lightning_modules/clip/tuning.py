@@ -10,7 +10,7 @@ from ...common.errors import UserError
 from ..core.batch_norm import BatchNorm
 from ..networks.clip.layers import layers_of
 from ..networks.clip.lora import add_adapters
-from ..optim.parameter_groups import weight_decay_groups
+from ..optim.optimizers import weight_decay_groups
 from .settings import TuningSettings
 
 TOWERS = {"visual": "lock_image", "text": "lock_text"}

@@ -18,15 +18,14 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
-from ..core.settings import settings
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.cifar.classifier import init_linear
 from ..networks.classifiers import build_classifier
 from ..networks.frozen_classifier import load_frozen
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
-from ..optim.sgd import sgd
 from .settings import ProbeOptimSettings
 
 Batch = dict[str, Tensor]
@@ -60,6 +59,7 @@ class CoCoRDLinearProbeModule(Method):
         UserError: For an unknown network.
     """
 
+    optim: ProbeOptimSettings
     views: tuple[str, ...] = ()
     """Names of the augmented views in a training batch, which the datamodule provides."""
 
@@ -74,8 +74,7 @@ class CoCoRDLinearProbeModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.optim = optim = settings(ProbeOptimSettings, optim)
-        self.save_settings()
+        self.take_arguments(locals())
         self.weights = weights
         self.num_classes = num_classes
         self.network = network

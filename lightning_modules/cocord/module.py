@@ -25,7 +25,6 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32, unit
-from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..evaluation.protocol import Batch
@@ -33,8 +32,8 @@ from ..networks.cifar import Classifier, Stages
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
-from ..optim.sgd import sgd
 from .baselines import FeatureLosses
 from .losses import dictionary, dictionary_loss, distillation_loss, prediction_loss, same_class_share
 from .network import Predictor, ProjectionHead, channels_last, described_head, each_view, frozen_copy, teacher_head
@@ -81,6 +80,14 @@ class CoCoRDModule(Method):
         UserError: For unknown names, or a loss without the teacher that it needs.
     """
 
+    teacher_settings: TeacherSettings
+    contrast: ContrastSettings
+    prediction: PredictionSettings
+    kd: KDSettings
+    heads: HeadSettings
+    momentum: MomentumSettings
+    optim: OptimSettings
+
     def __init__(
         self,
         student: str = "resnet8x4",
@@ -98,17 +105,14 @@ class CoCoRDModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.prediction = prediction = settings(PredictionSettings, prediction)
-        self.kd = kd = settings(KDSettings, kd)
-        self.heads = heads = settings(HeadSettings, heads)
-        self.momentum = momentum = settings(MomentumSettings, momentum)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.save_settings()
+        self.take_arguments(locals(), teacher="teacher_settings")
+        contrast = self.contrast
+        prediction = self.prediction
+        kd = self.kd
+        heads = self.heads
         self.num_classes = num_classes
         self.weights = weights
-        self.learning_rate = optim.learning_rate or default_learning_rate(student)
+        self.learning_rate = self.optim.learning_rate or default_learning_rate(student)
         self.loss_weights = loss_weights(class_weight, kd, contrast, prediction)
         self.views = batch_views(contrast, prediction)
         self.student_views = student_views(prediction)
@@ -123,9 +127,9 @@ class CoCoRDModule(Method):
         self.teacher: Frozen[Classifier] | None = None
         teacher_width = 0
         if self.teacher_views:
-            self.teacher = Frozen(build_teacher(teacher, num_classes))
+            self.teacher = Frozen(build_teacher(self.teacher_settings, num_classes))
             teacher_width = self.teacher.network.feature_dim
-        self.hparams["teacher"]["feature_dim"] = (teacher_width or None) if teacher.name is None else None
+        self.hparams["teacher"]["feature_dim"] = (teacher_width or None) if self.teacher_settings.name is None else None
 
         # Head f_s and predictor h_s; slow-moving student and its head; the teacher's head f_t
         self.student_head = ProjectionHead(student_width, heads.hidden, heads.embed_dim) if encoders else None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
@@ -41,6 +42,29 @@ def load_fitting(
             "of the source."
         )
     module.load_state_dict(state)
+
+
+def fill_tied(
+    state: dict[str, Tensor], tied: Mapping[str, str], source: str, model: str, name_of: Callable[[str], str] = str
+) -> None:
+    """Give a state dict the second names of tied tensors, and check that both names have equal values.
+
+    Args:
+        state: state dict, with tied tensors under one name or both.
+        tied: second name of each tied tensor, mapped to the first.
+        source: description of the source, for messages.
+        model: the network in which they are one tensor, for messages.
+        name_of: returns the name under which a key is reported.
+
+    Raises:
+        UserError: If values differ.
+    """
+    for second, first in tied.items():
+        if first in state and not torch.equal(state.setdefault(second, state[first]), state[first]):
+            raise UserError(
+                f"Expected equal values of {name_of(first)} and {name_of(second)}, one tensor in {model}, in {source}, "
+                "got different values: give another checkpoint."
+            )
 
 
 def load_student(student: nn.Module, source: str, trained_by: str) -> str:

@@ -27,10 +27,9 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
-from ..core.settings import settings
-from ..evaluation.captions import CaptionEvaluation
-from ..optim.adamw import adamw
+from ..evaluation.generated_texts import CaptionEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupLinear
 from .captioning_networks import CaptionMapper, load_language_model
 from .settings import CaptioningOptimSettings, GenerationSettings, MapperSettings
@@ -64,6 +63,10 @@ class CaptioningModule(Method):
         UserError: If a number is out of its range.
     """
 
+    mapper_settings: MapperSettings
+    generation: GenerationSettings
+    optim: CaptioningOptimSettings
+
     def __init__(
         self,
         embed_dim: Annotated[int, COUNT] = 384,
@@ -75,12 +78,9 @@ class CaptioningModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
+        self.take_arguments(locals(), mapper="mapper_settings")
         self.embed_dim = embed_dim
         self.language_model_name = language_model
-        self.mapper_settings = settings(MapperSettings, mapper)
-        self.generation = settings(GenerationSettings, generation)
-        self.optim = settings(CaptioningOptimSettings, optim)
         self.mapper = CaptionMapper(embed_dim, self.mapper_settings)
         self.language_model: Frozen[Any] = Frozen(role="language model", argument="model.language_model")
         self.tower: dict[str, str] | None = None  # origin of the embeddings that the mapper was trained on

@@ -26,8 +26,8 @@ from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
 from ..networks.cifar.classifier import init_linear
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .settings import ClassifierOptimSettings, ClassifierVisionSettings, TowerSettings
 
@@ -57,6 +57,9 @@ class MMLGImageClassifierModule(Method):
         UserError: If sizes do not fit together.
     """
 
+    vision: ClassifierVisionSettings
+    optim: ClassifierOptimSettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 100,
@@ -67,8 +70,7 @@ class MMLGImageClassifierModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.optim = settings(ClassifierVisionSettings, vision), settings(ClassifierOptimSettings, optim)
+        self.take_arguments(locals())
         self.num_classes = num_classes
         self.weights = weights
 

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.learngene.file import Learngene
-from ...callbacks.learngene.terms import LearngeneTerms
+from ...callbacks.learngene.layers import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range
@@ -34,12 +34,11 @@ from ..core.fitting import load_student
 from ..core.frozen import Frozen
 from ..core.precision import unit
 from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.settings import settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import Side, Terms, contrast_terms, pair_ids
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .network import LearngeneCLIP
 from .settings import (
@@ -83,6 +82,14 @@ class MMLGModule(Method):
         UserError: If sizes do not fit together, or a number is out of its range.
     """
 
+    towers: TowerSettings
+    vision: VisionSettings
+    text: TextSettings
+    distillation: TeacherSettings
+    optim: OptimSettings
+    memory: MemorySettings
+    evaluation_settings: EvaluationSettings
+
     def __init__(
         self,
         student: Student = "MM-LG",
@@ -100,20 +107,15 @@ class MMLGModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.text = settings(VisionSettings, vision), settings(TextSettings, text)
-        self.distillation = settings(TeacherSettings, teacher)
-        self.optim, self.memory = settings(OptimSettings, optim), settings(MemorySettings, memory)
+        self.take_arguments(locals(), teacher="distillation", evaluation="evaluation_settings")
         self.weights = weights
         self.max_logit_scale = max_logit_scale
 
-        sizes = learngene_sizes(settings(TowerSettings, towers), self.vision, self.text)
-        self.student = NETWORKS[student](sizes)
+        self.student = NETWORKS[student](learngene_sizes(self.towers, self.vision, self.text))
         self.teacher: Frozen[Any] = Frozen()  # loaded when a fit starts
         self.teacher_scale = 0.0
         self._teacher_preprocessing: dict[str, Any] | None = None
-        protocols = settings(EvaluationSettings, evaluation).protocols
-        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=protocols)
+        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=self.evaluation_settings.protocols)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 

@@ -11,10 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ...callbacks.distributed.full_tensor import full_tensor
-from ...callbacks.learngene.layers import TOWERS, Layer, Tower
+from ...callbacks.distributed.collectives import full_tensor
+from ...callbacks.learngene.layers import TOWERS, Layer, LearngeneTerms, Tower
 from ...callbacks.learngene.sizes import NORMS, LearngeneSizes
-from ...callbacks.learngene.terms import LearngeneTerms
 from ..core.memory import in_slices
 from ..networks.attention import attend
 from .rules import GROUPS, OWNERS, TERMS, MethodName, group_of, layer_sum, linear_layer, number_of_pairs

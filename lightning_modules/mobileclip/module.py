@@ -30,7 +30,7 @@ from ...common.ranges import COUNT, Range
 from ..base.sharding import full_state
 from ..base.two_towers import TwoTowers
 from ..core.programs import Format
-from ..core.settings import plain, settings
+from ..core.settings import plain
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import contrast_terms, pair_ids
 from ..losses.pairs import student_sides
@@ -45,8 +45,8 @@ from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.trained import rebuild
 from ..networks.clip.weights import load_weights
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .losses import reinforced_loss
 from .online import OnlineTeachers
@@ -86,6 +86,12 @@ class MobileCLIPModule(TwoTowers):
         UserError: If settings do not fit together, or the model is unknown.
     """
 
+    vision: VisionSettings
+    teacher: TeacherSettings
+    momentum: MomentumSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         model: str | ModelShape = "MobileCLIP-S0",
@@ -103,14 +109,15 @@ class MobileCLIPModule(TwoTowers):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.model, self.weights, self.captions = resolved(model), weights, captions
+        self.take_arguments(locals())
+        self.model = resolved(model)
         self.hparams.update(plain({"model": self.model}))  # not a path: a checkpoint needs no other file
-        self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
-        self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
-        self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
-        self.memory = settings(MemorySettings, memory)
-        self.teachers, self.online = Teachers.of(self.teacher), OnlineTeachers(self.teacher.online())
+        self.weights = weights
+        self.captions = captions
+        self.max_tokens = max_tokens
+        self.max_logit_scale = max_logit_scale
+        self.teachers = Teachers.of(self.teacher)
+        self.online = OnlineTeachers(self.teacher.online())
         self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
         averaged = self.momentum.momentum is not None

@@ -23,14 +23,12 @@ from ...common.ranges import COUNT
 from ..base.method import Method
 from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32
-from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.parameter_groups import layer_decay_groups
-from ..optim.schedules import WarmupShareCosine
+from ..optim.optimizers import adamw, layer_decay_groups
+from ..optim.schedules import WarmupCosine
 from .network import image_encoder
 from .settings import MixSettings, ProbeOptimSettings, ViTSettings
 
@@ -68,6 +66,10 @@ class SHReImageClassifierModule(Method):
             together; for a setting outside its range; for timm's weights without timm's encoder.
     """
 
+    vision: ViTSettings
+    mix: MixSettings
+    optim: ProbeOptimSettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 1000,
@@ -81,10 +83,7 @@ class SHReImageClassifierModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(ViTSettings, vision)
-        self.mix = mix = settings(MixSettings, mix)
-        self.optim = optim = settings(ProbeOptimSettings, optim)
-        self.save_settings()
+        self.take_arguments(locals())
         self.num_classes = num_classes
         self.weights = weights
         self.encoder_name = encoder
@@ -94,12 +93,13 @@ class SHReImageClassifierModule(Method):
                 f"Expected a checkpoint of SHRe in model.weights, got {PRETRAINED!r} without an encoder of timm: give "
                 "one, or set model.encoder to the name of timm's model."
             )
-        self.encoder = image_encoder(vision) if encoder is None else timm_encoder(encoder, vision.image_size)
+        size = self.vision.image_size
+        self.encoder = image_encoder(self.vision) if encoder is None else timm_encoder(encoder, size)
         if linear_probe:
             self.encoder.requires_grad_(False)
         self.probe = ClassificationHead(self.encoder.num_features, num_classes)
         self.evaluation = ClassificationEvaluation()
-        transforms = ((v2.CutMix, mix.cutmix), (v2.MixUp, mix.mixup))
+        transforms = ((v2.CutMix, self.mix.cutmix), (v2.MixUp, self.mix.mixup))
         self._mixers = [transform(alpha=alpha, num_classes=num_classes) for transform, alpha in transforms if alpha]
         self.train()
 
@@ -200,9 +200,9 @@ class SHReImageClassifierModule(Method):
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
-    def paper_schedule(self) -> WarmupShareCosine:
+    def paper_schedule(self) -> WarmupCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
-        return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.optim.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
 
 
 class ClassificationHead(nn.Module):

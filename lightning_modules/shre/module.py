@@ -32,15 +32,13 @@ from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import at_least_float32, unit
 from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.settings import settings
 from ..core.teacher_images import TeacherImages
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.layout import channels_last
-from ..optim.schedules import WarmupShareCosine
+from ..optim.optimizers import adamw, channels_last
+from ..optim.schedules import WarmupCosine
 from .evaluation import SHReEvaluation
 from .losses import EmbeddingDistillation, PosteriorDistillation, contrast_losses
 from .network import Results, SHReNetwork, encode_pairs, load_encoders
@@ -90,6 +88,15 @@ class SHReModule(Method):
         UserError: For sizes that do not fit together, or a setting outside its range.
     """
 
+    teacher_settings: TeacherSettings
+    vision: VisionSettings
+    text: TextSettings
+    kl: KLSettings
+    contrast: ContrastSettings
+    evaluation_settings: EvaluationSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 1000,
@@ -108,32 +115,27 @@ class SHReModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.kl = kl = settings(KLSettings, kl)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.evaluation_settings = evaluation = settings(EvaluationSettings, evaluation)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.save_settings()
+        self.take_arguments(locals(), teacher="teacher_settings", evaluation="evaluation_settings")
+        contrast = self.contrast
         self.num_classes = num_classes
         self.weights = weights
-        self.student = SHReNetwork(num_classes, shared, vision, text)
+        self.student = SHReNetwork(num_classes, shared, self.vision, self.text)
         widths = self.student.widths
-        check_settings(teacher, kl, contrast, evaluation, list(widths))
-        contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
-        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
+        check_settings(self.teacher_settings, self.kl, self.contrast, self.evaluation_settings, list(widths))
+        contrasted = (self.contrast.layers or self.student.shared_encoder.contrasted) if self.contrast.weight else ()
+        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if self.kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
         log_scale = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
         self.scales = nn.ParameterDict([(name, nn.Parameter(log_scale.clone())) for name in contrasted])
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
-        self.distillation: PosteriorDistillation | EmbeddingDistillation = PosteriorDistillation(kl, num_classes)
-        if teacher.target == "embedding":
-            self.distillation = EmbeddingDistillation(teacher, num_classes, contrast.mask_same_image, memory.loss_rows)
+        self.distillation: PosteriorDistillation | EmbeddingDistillation = PosteriorDistillation(self.kl, num_classes)
+        if self.teacher_settings.target == "embedding":
+            self.distillation = EmbeddingDistillation(
+                self.teacher_settings, num_classes, contrast.mask_same_image, self.memory.loss_rows
+            )
         self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
-        self.evaluation = SHReEvaluation(evaluation, match_equal_texts, self.spaces)
+        self.evaluation = SHReEvaluation(self.evaluation_settings, match_equal_texts, self.spaces)
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Any]:
@@ -270,6 +272,6 @@ class SHReModule(Method):
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
-    def paper_schedule(self) -> WarmupShareCosine:
+    def paper_schedule(self) -> WarmupCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
-        return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.optim.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ....callbacks.distributed.collectives import all_reduce_max
 from ....metrics.finite import non_finite_last
+from ...losses.soft_targets import soft_cross_entropy
 from ..gradcam import cross_attention, recording, relevance
 from .network import VQANetwork
 
@@ -67,7 +68,7 @@ def answer_loss(
     targets = answers.input_ids[:, 1:].flatten()[answers.positions]
     loss = -log_probabilities.gather(1, targets[:, None])[:, 0]
     if teacher_logits is not None:
-        soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+        soft = soft_cross_entropy(log_probabilities, teacher_logits.softmax(-1))
         loss = (1 - alpha) * loss + alpha * soft
     weight = answers.weight[answers.positions // (answers.input_ids.shape[1] - 1)]
     return (weight * loss).sum() / count

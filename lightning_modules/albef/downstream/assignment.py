@@ -18,7 +18,6 @@ from torch import Tensor
 from ....callbacks.draws import draw_uniform, global_positions
 from ....common.ranges import COUNT
 from ...core.memory import in_slices
-from ...core.settings import settings
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..itm import forbidden_pairs
@@ -105,14 +104,12 @@ class TextAssignmentModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.optim = settings(AssignmentOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.weights, self.positives, self.momentum = weights, positives, None
-        self.save_settings()
+        self.take_arguments(locals())
+        self.momentum = None
+        self.weights = weights
+        self.positives = positives
 
-        self.build(lambda text, recompute: AssignmentNetwork(vision, text, embed_dim, recompute))
+        self.build(lambda text, recompute: AssignmentNetwork(self.vision, text, embed_dim, recompute))
         self.register_buffer("temperature", torch.tensor([TEMPERATURE]))  # of the pre-training, for its layout
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

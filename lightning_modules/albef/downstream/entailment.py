@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
 from ....common.ranges import COUNT
-from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -53,16 +52,12 @@ class EntailmentModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(EntailmentMomentumSettings, momentum)
-        self.optim = settings(TaskOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.weights, self.num_classes = weights, num_classes
-        self.save_settings()
+        self.take_arguments(locals())
+        self.weights = weights
+        self.num_classes = num_classes
 
         def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(vision, text, class_head(text.width, num_classes), 1, recompute)
+            return TaskNetwork(self.vision, text, class_head(text.width, num_classes), 1, recompute)
 
         self.build(network)
         self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)

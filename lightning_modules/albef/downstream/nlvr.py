@@ -5,7 +5,6 @@ from functools import partial
 from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
-from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -51,16 +50,11 @@ class NLVR2Module(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(TaskMomentumSettings, momentum)
-        self.optim = settings(TaskOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
+        self.take_arguments(locals())
         self.weights = weights
-        self.save_settings()
 
         def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(vision, text, class_head(text.width, 2), 2, recompute)
+            return TaskNetwork(self.vision, text, class_head(text.width, 2), 2, recompute)
 
         self.build(network)
         self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)

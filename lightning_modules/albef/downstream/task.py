@@ -16,9 +16,9 @@ from ...base.vocabulary import TextTower
 from ...core.memory import in_slices
 from ...core.preprocessing import preprocessing_of_checkpoint
 from ...core.trainers import trainer_of
-from ...optim.adamw import adamw
+from ...losses.soft_targets import soft_cross_entropy
+from ...optim.optimizers import adamw
 from ...optim.schedules import Schedule
-from ..losses import soft_cross_entropy
 from ..network import copy_student
 from ..schedule import paper_schedule, ramped_alpha
 from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TextSettings, VisionSettings
@@ -85,7 +85,7 @@ class TaskMethod(Method):
             return hard
         with torch.no_grad():
             targets = classify(self.teacher, slice_rows, *inputs).softmax(-1)
-        return (1 - alpha) * hard + alpha * soft_cross_entropy(logits, targets)
+        return (1 - alpha) * hard + alpha * soft_cross_entropy(logits.log_softmax(-1), targets).mean()
 
     @torch.compiler.disable  # logging a name for the first time would compile the whole step again
     def log_step(self, loss: Tensor, alpha: float | None = None) -> None:

@@ -13,8 +13,7 @@ from ....callbacks import AnswerWriter
 from ....callbacks.distributed.collectives import all_reduce_max
 from ....common.errors import UserError
 from ...core.memory import in_slices
-from ...core.settings import settings
-from ...evaluation.answers import AnswerEvaluation
+from ...evaluation.generated_texts import AnswerEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..losses import mean_count
@@ -52,6 +51,8 @@ class VQAModule(TaskMethod):
         lr_scheduler: replaces the paper's schedule.
     """
 
+    optim: VQAOptimSettings
+    answers: AnswerSettings
     writer = AnswerWriter
 
     def __init__(
@@ -67,16 +68,10 @@ class VQAModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(TaskMomentumSettings, momentum)
-        self.optim = settings(VQAOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.answers = settings(AnswerSettings, answers)
+        self.take_arguments(locals())
         self.weights = weights
-        self.save_settings()
 
-        self.build(lambda text, recompute: VQANetwork(vision, text, recompute))
+        self.build(lambda text, recompute: VQANetwork(self.vision, text, recompute))
         self.evaluation = AnswerEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ....common.errors import UserError
-from ...core.fitting import load_fitting
+from ...core.fitting import fill_tied, load_fitting
 from ..official import QUEUES
 from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables
@@ -128,7 +128,7 @@ def load_task(
         loaded |= {f"teacher.{name[8:]}": tensor for name, tensor in loaded.items() if name.startswith(names)}
         if not has_teacher:
             notes.append("the teacher as the student's copy")
-    _check_shared(loaded, module_state, source, name_in_source)
+    fill_tied(loaded, shared_names(module_state), source, "the model", name_in_source)
     resized = resize_position_tables(loaded, module_state)
     if resized:
         notes.append(resized)
@@ -161,15 +161,3 @@ def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return a state without redundant names, which safetensors refuses."""
     shared = shared_names(state)
     return {name: tensor for name, tensor in state.items() if name not in shared}
-
-
-def _check_shared(
-    state: dict[str, Tensor], module_state: Mapping[str, Any], source: str, name_in_source: Callable[[str], str]
-) -> None:
-    """Fill in redundant names, and check that they have equal tensors."""
-    for alias, name in shared_names(module_state).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in the "
-                f"model, in {source}, got different values: give another checkpoint."
-            )

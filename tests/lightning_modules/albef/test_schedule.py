@@ -3,7 +3,7 @@ import math
 import pytest
 
 from vlightning.lightning_modules.albef.schedule import Staircase
-from vlightning.lightning_modules.optim.schedules import warmup_cosine
+from vlightning.lightning_modules.optim.schedules import WarmupCosine
 
 PRETRAIN = {"epochs": 30, "peak": 1e-4, "floor": 1e-5, "warmup_steps": 2000, "warmup_start": 1e-5}
 
@@ -36,5 +36,5 @@ def test_official_schedule_has_the_printed_values():
 
 
 def test_cosine_warms_up_linearly_and_ends_at_the_floor():
-    kwargs = {"total": 110, "peak": 1.0, "floor": 0.1, "warmup_steps": 10, "warmup_start": 0.2}
-    assert [warmup_cosine(s, **kwargs) for s in (0, 5, 10, 60, 110)] == pytest.approx([0.2, 0.6, 1.0, 0.55, 0.1])
+    schedule = WarmupCosine(peak=1.0, warmup_steps=10, floor=0.1, warmup_start=0.2)
+    assert [schedule.rate(step, 110) for step in (0, 5, 10, 60, 110)] == pytest.approx([0.2, 0.6, 1.0, 0.55, 0.1])

@@ -1,4 +1,4 @@
-"""Classification by a module's own class logits."""
+"""Classification by a module's class logits."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -68,10 +68,10 @@ class OwnClassification(ImageClassification):
         data: Any = self.data
         # Data without class names only knows the labels that occur, which need not be all classes.
         if names := getattr(data, "class_names", None):
-            known = getattr(data, "num_classes", len(names))
-            if known != counts.shape[1]:
+            data_classes = getattr(data, "num_classes", len(names))
+            if data_classes != counts.shape[1]:
                 raise UserError(
                     f"Expected {counts.shape[1]} classes, one for each logit of the module, in the data of {self}, got "
-                    f"{known} from {type(data).__name__}: give data that is labelled with the module's classes."
+                    f"{data_classes} from {type(data).__name__}: give data that is labelled with the module's classes."
                 )
         return counts

@@ -1,18 +1,26 @@
-"""The progress of a run as lines at intervals, for outputs that are no terminal."""
+"""The progress of a run: a bar on one line in a terminal, and lines at intervals for other outputs."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import sys
 from datetime import timedelta
 from time import monotonic
 from typing import Annotated, Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ProgressBar, Timer
+from lightning.pytorch.callbacks import ProgressBar, RichProgressBar, Timer
+from lightning.pytorch.callbacks.progress.rich_progress import (
+    CustomBarColumn,
+    ProcessingSpeedColumn,
+    RichProgressBarTheme,
+)
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich.console import Console
 from typing_extensions import override
 
+from ..common.private_api import never_wrap
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from .speed import Speed, SpeedMonitor, samples_of_all
 
@@ -35,7 +43,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
         super().__init__()
         self.interval = interval
         self._enabled = True
-        self._training, self._evaluation = Speed(), Speed()
+        self._training = Speed()
+        self._evaluation = Speed()
 
     @override
     def disable(self) -> None:
@@ -82,7 +91,9 @@ class ProgressLines(CheckedArguments, ProgressBar):
             return
         metrics: dict[str, Any] = {**self.get_metrics(trainer, pl_module)}
         metrics.pop("v_num", None)
-        step, steps, now = trainer.global_step, _steps_of_run(trainer), monotonic()
+        step = trainer.global_step
+        steps = _steps_of_run(trainer)
+        now = monotonic()
         last_epoch = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs - 1}"
         line = [f"Epoch {self._epoch}{last_epoch}, step {step}{'' if steps is None else f'/{steps}'}"]
         line += [f"{name.removeprefix('train/')} {_number(value)}" for name, value in metrics.items()]
@@ -96,10 +107,10 @@ class ProgressLines(CheckedArguments, ProgressBar):
 
     def _seconds_left(self, trainer: Trainer, now: float, step: int, steps: int | None) -> float | None:
         since, first = self._first
-        known = [] if steps is None or step <= first else [(now - since) / (step - first) * (steps - step)]
+        estimates = [] if steps is None or step <= first else [(now - since) / (step - first) * (steps - step)]
         timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # type: ignore[attr-defined]
-        known += [left for timer in timers if (left := timer.time_remaining()) is not None]
-        return max(min(known), 0.0) if known else None
+        estimates += [left for timer in timers if (left := timer.time_remaining()) is not None]
+        return max(min(estimates), 0.0) if estimates else None
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -126,8 +137,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
     @override
     def on_validation_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         if not trainer.sanity_checking:
-            place = f" after step {trainer.global_step}" if trainer.state.fn == "fit" else ""
-            self._evaluated_batch(trainer, f"Validation{place}", args[2], trainer.num_val_batches)
+            step_text = f" after step {trainer.global_step}" if trainer.state.fn == "fit" else ""
+            self._evaluated_batch(trainer, f"Validation{step_text}", args[2], trainer.num_val_batches)
 
     @override
     def on_test_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +151,8 @@ class ProgressLines(CheckedArguments, ProgressBar):
     def _evaluated_batch(self, trainer: Trainer, what: str, batch: Any, of_loaders: list[int | float]) -> None:
         self._batches += 1
         self._evaluation.add(samples_of_all(trainer, batch))
-        now, total = monotonic(), sum(of_loaders)
+        now = monotonic()
+        total = sum(of_loaders)
         if now - self._evaluated < self.interval or not self._enabled:
             return
         left = (now - self._began) / self._batches * (total - self._batches)
@@ -175,3 +187,59 @@ def _mfu(trainer: Trainer, speed: float | None) -> list[str]:
 
 def _left(seconds: float | None) -> list[str]:
     return [] if seconds is None or not math.isfinite(seconds) else [f"{timedelta(seconds=round(seconds))} left"]
+
+
+TIMES = len("0:00:00 • 0:00:00")
+WIDEST_BAR = 40
+NARROWEST_BAR = 6
+METRICS = 36  # "loss: 12.04 recall_mean: 79.46" and a margin
+SPEED = len("1000.00it/s ")
+
+
+class OneLineProgressBar(RichProgressBar):
+    """Lightning's rich progress bar, which breaks its metrics over several lines at 80 columns, on one line.
+
+    In a narrow terminal the bar becomes shorter first, then the speed disappears, then the metrics are cut off.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(theme=RichProgressBarTheme(metrics_format=".4g"))
+
+    @override
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        columns = super().configure_columns(trainer)
+        last = max(trainer.current_epoch, trainer.max_epochs or 0)
+        epochs = max(len(f"Epoch {last}/{last - 1}"), len(self.validation_description))
+        batches = max([trainer.num_training_batches, *trainer.num_val_batches, *trainer.num_test_batches, 99])
+        room = self._columns_of_terminal() - epochs - len(f" {batches}/{batches} ") - TIMES - 2
+        if room < METRICS + NARROWEST_BAR + SPEED:
+            columns = [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
+        else:
+            room -= SPEED
+        self._room_for_metrics = max(room - NARROWEST_BAR, 1)
+        for column in columns:
+            never_wrap(column)
+            if isinstance(column, CustomBarColumn):
+                column.bar_width = min(max(room - METRICS, NARROWEST_BAR), WIDEST_BAR)
+        return columns
+
+    @override
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
+        """Show `train/loss` as `loss`, and leave out the version number, which the run folder shows."""
+        metrics: Any = super().get_metrics(trainer, pl_module)
+        return {name.rpartition("/")[2]: value for name, value in metrics.items() if name != "v_num"}
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        super()._init_progress(trainer)
+        if self._metric_component is not None:
+            never_wrap(self._metric_component, overflow="ellipsis", max_width=self._room_for_metrics)
+
+    def _columns_of_terminal(self) -> int:
+        console: Any = self._console
+        return int(console.width) if console is not None else shutil.get_terminal_size().columns
+
+
+def progress_of_output() -> ProgressBar:
+    """Return a bar for a terminal or a notebook, and lines for a file, a pipe, or a terminal without cursor."""
+    console = Console()
+    return OneLineProgressBar() if console.is_interactive or console.is_jupyter else ProgressLines()

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
 
 from support.methods.tiny import ReportingModel, TinyData
-from vlightning.callbacks import ProgressLines, SpeedMonitor, progress_lines, speed
+from vlightning.callbacks import ProgressLines, SpeedMonitor, progress, speed
 from vlightning.callbacks.speed import samples_of_all
 from vlightning.common.errors import UserError
 
@@ -21,7 +21,7 @@ class Clock(Callback):
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
-        for module in (progress_lines, speed):
+        for module in (progress, speed):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
 
     def on_train_batch_start(self, *_) -> None:

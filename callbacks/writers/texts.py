@@ -1,4 +1,4 @@
-"""Answers to questions about images in a Parquet file, and in the form of the VQA challenge's server."""
+"""Generated texts in a Parquet file: answers to questions about images, and captions."""
 
 import json
 from collections.abc import Sequence
@@ -13,8 +13,7 @@ from typing_extensions import override
 
 from ...common.files import replacing
 from ..distributed.collectives import gather_texts
-from .parquet import prediction_folder
-from .rows import PredictionRowsWriter, gather_rows
+from .rows import PredictionRowsWriter, gather_rows, prediction_folder
 
 _Kept = tuple[Tensor, list[list[str]], list[str], list[str]]
 
@@ -38,7 +37,8 @@ class AnswerWriter(PredictionRowsWriter):
     """
 
     returned = ("question", "question_id", "answers", "probabilities")
-    file, written = "answers.parquet", "an answer to the question of each is"
+    file = "answers.parquet"
+    written = "an answer to the question of each is"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> _Kept:
@@ -58,10 +58,11 @@ class AnswerWriter(PredictionRowsWriter):
         self, gathered: tuple[Tensor, list[str], list[str], list[str]], order: Tensor, trainer: Trainer
     ) -> dict[str, Any]:
         probabilities, answers, questions, numbers = gathered
-        width, places = probabilities.shape[1], order.tolist()
-        top = [answers[place * width : (place + 1) * width] for place in places]
+        width = probabilities.shape[1]
+        indices = order.tolist()
+        top = [answers[index * width : (index + 1) * width] for index in indices]
         best = [row[0] for row in top]
-        ids = [numbers[place] for place in places]
+        ids = [numbers[index] for index in indices]
         file = prediction_folder(trainer, self.folder) / "answers.json"
         with replacing(file) as staged:
             rows = [
@@ -72,9 +73,44 @@ class AnswerWriter(PredictionRowsWriter):
         rank_zero_info(f"The challenge's form of the answers is in {file}.")
         return {
             "question_id": pa.array(ids, "string"),
-            "question": pa.array([questions[place] for place in places], "string"),
+            "question": pa.array([questions[index] for index in indices], "string"),
             "answer": pa.array(best, "string"),
             "probability": probabilities[order, 0].numpy(),
             "top_answers": pa.array(top, pa.list_(pa.string())),
             "top_probabilities": pa.array(list(probabilities[order].numpy()), pa.list_(pa.float32())),
         }
+
+
+class CaptionWriter(PredictionRowsWriter):
+    """Write `captions.parquet` after `predict`: sample_index, image, image_id, caption.
+
+    `image` is the image's path, or its source and row, from the datamodule's `image_name`, or null.
+    The file is written atomically.
+
+    The module's `predict_step` returns `{"sample_index": long [B], "image_id": long [B], "caption": list of B texts}`.
+
+    Args:
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
+
+    Raises:
+        UserError: If `predict_step` returns something else.
+    """
+
+    returned = ("image_id", "caption")
+    file = "captions.parquet"
+    written = "one caption of each is"
+
+    @override
+    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, list[str]]:
+        return outputs["image_id"].cpu(), outputs["caption"]
+
+    @override
+    def gathered(self, batches: Sequence[tuple[Tensor, list[str]]]) -> tuple[Tensor, list[str]]:
+        ids = gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long))
+        return ids, gather_texts([text for _, texts in batches for text in texts])
+
+    @override
+    def columns(self, gathered: tuple[Tensor, list[str]], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        ids, captions = gathered
+        texts = pa.array([captions[index] for index in order.tolist()], "string")
+        return {"image_id": ids[order].numpy(), "caption": texts}

@@ -1,4 +1,4 @@
-"""Evaluation of answers to questions about images."""
+"""Evaluation of generated texts: answers to questions about images, and captions."""
 
 from typing import Any, NamedTuple, Protocol
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.log import log_global
+from ...metrics.captions import caption_scores
 from ...metrics.vqa import ANSWER_TYPES, answer_accuracy, answer_type
 from .protocol import PREFIXES, Batch, Stage, Summary
 
@@ -48,26 +49,26 @@ class AnswerEvaluation:
 
     def step(self, module: AnsweringMethod, batch: Batch, stage: Stage) -> None:
         """Answer a batch, and compare with the given answers."""
-        found = module.answer_questions(batch)
+        answers = module.answer_questions(batch)
         rows = torch.full((len(batch["answers"]), 3), -1.0, dtype=torch.float64)
         for row, (index, top, given) in enumerate(
-            zip(batch["sample_index"].tolist(), found["top_answers"], batch["answers"], strict=True)
+            zip(batch["sample_index"].tolist(), answers["top_answers"], batch["answers"], strict=True)
         ):
             rows[row, 0] = index
             if given:
                 rows[row, 1] = answer_accuracy(top[0], given)
                 rows[row, 2] = ANSWER_TYPES.index(answer_type(given))
         self._rows.append(rows)
-        self._probabilities.append(found["top_probabilities"].float().cpu())
-        self._answers += found["top_answers"]
+        self._probabilities.append(answers["top_probabilities"].float().cpu())
+        self._answers += answers["top_answers"]
 
     def predict(self, module: AnsweringMethod, batch: Batch) -> dict[str, Any]:
         """Return answers and probabilities, with the positions [Q] of the questions in their data set."""
         names = ("sample_index", "question", "question_id")
-        found = module.answer_questions(batch)
+        answers = module.answer_questions(batch)
         return {name: batch[name] for name in names} | {
-            "answers": found["top_answers"],
-            "probabilities": found["top_probabilities"],
+            "answers": answers["top_answers"],
+            "probabilities": answers["top_probabilities"],
         }
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -75,14 +76,15 @@ class AnswerEvaluation:
         if stage == "predict":
             return
         rows = gather_uneven(torch.cat([torch.zeros(0, 3, dtype=torch.float64), *self._rows]))
-        width = int(gather_uneven(torch.tensor([part.shape[1] for part in self._probabilities[:1]] or [0])).max())
+        width = int(gather_uneven(torch.tensor([batch.shape[1] for batch in self._probabilities[:1]] or [0])).max())
         probabilities = gather_uneven(torch.cat([torch.zeros(0, width), *self._probabilities]))
         texts = iter(gather_texts([text for top in self._answers for text in top]))
         answers = [[next(texts) for _ in range(width)] for _ in range(len(rows))]
         self.start()
         self.result = Answered(rows[:, 0].long(), rows[:, 1].float(), probabilities, answers)
         self.summary = Summary({"questions": len(rows)})
-        counted, prefix = rows[rows[:, 1] >= 0], PREFIXES[stage]
+        counted = rows[rows[:, 1] >= 0]
+        prefix = PREFIXES[stage]
         if not len(counted):
             rank_zero_warn(
                 f"Found no given answers for {len(rows)} questions of the {prefix} split: no accuracy is logged; "
@@ -90,8 +92,54 @@ class AnswerEvaluation:
             )
             return
         named = {f"{prefix}/accuracy": 100 * float(counted[:, 1].mean())}
-        for place, kind in enumerate(ANSWER_TYPES):
-            own = counted[counted[:, 2] == place, 1]
-            if len(own):
-                named[f"{prefix}/accuracy_{kind.replace('/', '_')}"] = 100 * float(own.mean())
+        for number, kind in enumerate(ANSWER_TYPES):
+            accuracies = counted[counted[:, 2] == number, 1]
+            if len(accuracies):
+                named[f"{prefix}/accuracy_{kind.replace('/', '_')}"] = 100 * float(accuracies.mean())
         log_global(module, named, progress_bar=f"{prefix}/accuracy")
+
+
+class CaptioningMethod(Protocol):
+    """Methods that `CaptionEvaluation` calls on a module."""
+
+    def write_captions(self, batch: Batch) -> list[str]:
+        """Return a caption of each image of a batch."""
+
+
+class CaptionEvaluation:
+    """BLEU, ROUGE-L and CIDEr-D, times 100, over the images of all processes.
+
+    An evaluation batch holds the `references` of each image, a prediction batch `sample_index` and `image_id`.
+    """
+
+    def __init__(self) -> None:
+        self.summary: Summary | None = None
+        self.start()
+
+    def start(self) -> None:
+        """Clear the captions."""
+        self._written: list[str] = []
+        self._references: list[list[str]] = []
+
+    def step(self, module: CaptioningMethod, batch: Batch, stage: Stage) -> None:
+        """Write captions for comparison with the references."""
+        self._written += module.write_captions(batch)
+        self._references += batch["references"]
+
+    def predict(self, module: CaptioningMethod, batch: Batch) -> Batch:
+        """Return captions, with the positions [B] of the images in their data set and their ids."""
+        return {name: batch[name] for name in ("sample_index", "image_id")} | {"caption": module.write_captions(batch)}
+
+    def finish(self, module: Any, stage: Stage) -> None:
+        """Log the scores."""
+        if stage == "predict":
+            return
+        counts = gather_uneven(torch.tensor([len(texts) for texts in self._references], dtype=torch.long))
+        references = iter(gather_texts([text for texts in self._references for text in texts]))
+        grouped = [[next(references) for _ in range(count)] for count in counts.tolist()]
+        self.summary = Summary({"images": len(grouped)})
+        scores = caption_scores(gather_texts(self._written), grouped)
+        self.start()
+        prefix = PREFIXES[stage]
+        named = {f"{prefix}/{name}": value for name, value in scores.items()}
+        log_global(module, named, progress_bar=f"{prefix}/cider_d")
