@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ...common.errors import UserError
 from ...datamodules.base.faults import ROW_ERRORS, BadSample
+from ...datamodules.reading.layout import captions_in
 from ...datamodules.reading.lists import read_items
-from ...datamodules.reading.record import captions_in
 from ...datamodules.text.captions import is_text
 from ..evaluate.image_sets import read_lines
 from .folder import is_below

@@ -15,8 +15,7 @@ from ...common.errors import UserError
 from ...common.urls import keep
 from ..base.decode import read_regular
 from .remote import find_files, is_remote, open_file
-from .tar import read_members
-from .tar_index import tar_index, tar_uids
+from .tar import read_members, tar_index, tar_uids
 
 MANIFEST = "manifest.json"
 """Name of the file that `ReinforcementWriter` writes beside the shards."""

@@ -17,10 +17,9 @@ from ..base.decode import MAX_BYTES
 from ..base.faults import BadSample
 from ..base.text_files import parse_integer
 from .cache import Arrays, cached_arrays
-from .members import IMAGE_SUFFIXES, TEXT_KEYS
-from .record import Record, captions_in, identity_in, record
+from .layout import Record, captions_in, identity_in, record
 from .remote import BLOCK, current_retries, open_file, part
-from .tar import HEADERS, TAR_ERRORS, require_tar, sample_of
+from .tar import HEADERS, IMAGE_SUFFIXES, TAR_ERRORS, TEXT_KEYS, require_tar, sample_of
 
 SHARDS_AT_ONCE = 32
 """Number of shards by URL whose headers are read at the same time, since each read waits for the network."""

@@ -8,12 +8,12 @@ from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.stages import Split
 from ..reading.cache import index_cache
-from ..reading.members import IMAGE_SUFFIXES
-from ..reading.open import Opening
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.shards import SeparateImages, Shards, find_shards, teachers_of
-from ..reading.splits import PairSources, Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
+from ..reading.tar import IMAGE_SUFFIXES
 from .base import ReinforcedDataModule
 from .reader import OtherSizes
 from .rows import ReinforcedTable

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
-from ..reading.members import caption_of, json_of
+from ..reading.tar import caption_of, json_of
 from ..text.captions import is_text, usable_caption
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
 from .draws import ReinforcedDraws

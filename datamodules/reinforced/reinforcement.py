@@ -21,9 +21,9 @@ from ..base.sampling import generator
 from ..base.stages import Split
 from ..reading.cache import index_cache
 from ..reading.layout import PROBED_ROWS
-from ..reading.open import Opening
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.shards import Shards
-from ..reading.splits import PairSources, Sources, by_split
 from ..reading.table import PairTable
 from ..transforms.replay import OPERATIONS, AugmentationDraw
 from .reinforcement_rows import (

@@ -16,9 +16,9 @@ from ..base.decode import decode_image, image_suffix
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..base.samples import SeededSet, stacked, usable_samples
 from ..base.sampling import sample_numbers, seeded, view_seed
-from ..reading.members import caption_of, json_of
 from ..reading.shards import Shards
 from ..reading.table import PairTable
+from ..reading.tar import caption_of, json_of
 from ..text.captions import usable_caption
 from ..transforms.replay import (
     Augmentation,

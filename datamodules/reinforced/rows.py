@@ -17,7 +17,7 @@ from ...common.errors import UserError
 from ..base.decode import decode_image, read_image
 from ..base.faults import BadSample
 from ..reading.layout import PROBED_ROWS
-from ..reading.members import IMAGE_SUFFIXES, caption_of, uid_of
+from ..reading.tar import IMAGE_SUFFIXES, caption_of, uid_of
 from .reader import OtherSizes, ReinforcedReader
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementD
 from vlightning.datamodules.base.decode import image_suffix
 from vlightning.datamodules.base.faults import BadDataError
 from vlightning.datamodules.reading.shards import Shards
-from vlightning.datamodules.reading.tar_index import tar_index
+from vlightning.datamodules.reading.tar import tar_index
 from vlightning.datamodules.reinforced.writer import ShardFile, write_shard
 from vlightning.datamodules.transforms.replay import Augmentation, Box, replay
 
