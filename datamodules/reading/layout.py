@@ -22,6 +22,13 @@ FAULT = "vlightning_fault"
 """Column of records with the cause why a row cannot be used; None for usable rows."""
 _NO_ID = "no image id"
 
+
+def probed_rows(length: int) -> list[int]:
+    """Return at most `PROBED_ROWS` evenly spaced rows of a table with at least one row."""
+    rows: list[int] = np.unique(np.linspace(0, length - 1, PROBED_ROWS).astype(int)).tolist()
+    return rows
+
+
 Record = dict[str, Any]
 """`image`: {`bytes`, `path`}; `caption`: list of strings; `image_id`: a string, or None; `FAULT`."""
 

@@ -18,7 +18,7 @@ from ..base.decode import decode_image
 from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
-from .layout import PROBED_ROWS, Ids, Layout, StoredImage, is_binary_type, is_list_type, read_ids
+from .layout import Ids, Layout, StoredImage, is_binary_type, is_list_type, probed_rows, read_ids
 
 
 class ImageTable:
@@ -160,7 +160,7 @@ class ImageTable:
             raise UserError(f"Expected rows in the {split} split ({origins}), got none: check the path.")
         causes: dict[str, int] = {}
         example = ""
-        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
+        rows = probed_rows(len(self))
         for row in rows:
             fault = unusable(row)
             if fault is None:

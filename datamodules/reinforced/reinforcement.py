@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from torch.utils.data import DataLoader
 
 from ...common.errors import UserError
@@ -20,7 +19,7 @@ from ..base.sampled import SampledDataModule
 from ..base.sampling import generator
 from ..base.stages import Split
 from ..reading.cache import index_cache
-from ..reading.layout import PROBED_ROWS
+from ..reading.layout import probed_rows
 from ..reading.open import Opening, PairSources
 from ..reading.resolve import Sources, by_split
 from ..reading.shards import Shards
@@ -224,7 +223,7 @@ class ReinforcementDataModule(SampledDataModule):
             captions: number of synthetic captions of an image; None for the captions in the data.
         """
         rows, sizes, texts = self._opened("predict"), [0], []
-        for row in np.unique(np.linspace(0, len(rows) - 1, PROBED_ROWS).astype(int)).tolist():
+        for row in probed_rows(len(rows)):
             try:
                 sizes.append(len(rows.encoded(row)))
             except BadSample:

@@ -195,7 +195,7 @@ def test_what_is_written_reads_back_bit_for_bit(pairs, module, version, store):
     seen = list(data.reread(100))
     assert len(seen) == 10
     for batch, written in seen:
-        row = int(written.place.rpartition(" ")[2])
+        row = int(written.name.rpartition(" ")[2])
         record = records[row]
         assert torch.equal(batch["views"][0][0], loaded[row])
         assert torch.equal(written.image, stored(record.image_embeddings, store))
