@@ -67,7 +67,7 @@ class GroundingShapesDataModule(GroundingBatches, ShapesDataModule):
     """The images of `ShapesDataModule`, with phrases such as "a small blue square": a fixture for trials.
 
     Training images come with the phrase of one of their two objects, without a box. Evaluation has a phrase for each of
-    the two objects and four candidate boxes: both objects, and two places without an object. A random box is right for
+    the two objects and four candidate boxes: both objects, and two boxes without an object. A random box is right for
     25% of the phrases.
 
     Args:

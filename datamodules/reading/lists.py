@@ -164,7 +164,7 @@ def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterato
         yield record(lambda file=file, folder=folder: _image(file, [folder]))  # type: ignore[misc]
 
 
-# CSV, in which an unclosed quotation mark costs its own row only
+# CSV, in which an unclosed quotation mark costs its row only
 
 
 def read_csv(lines: Iterator[str], path: str) -> Iterator[Callable[[], dict[str | None, Any]]]:
@@ -179,13 +179,13 @@ def read_csv(lines: Iterator[str], path: str) -> Iterator[Callable[[], dict[str 
     Raises:
         UserError: If the header has an unclosed quotation mark, or names a column twice.
     """
-    first = next(lines, "")
-    rows = _rows(itertools.chain([first], lines), _delimiter(first))
+    first_line = next(lines, "")
+    rows = _rows(itertools.chain([first_line], lines), _delimiter(first_line))
     header = next(rows, [])
     if isinstance(header, str):
         raise UserError(
-            f"Expected names of columns in the first line of {path!r}, got {first.strip()[:100]!r} ({header}): correct "
-            "the line."
+            f"Expected names of columns in the first line of {path!r}, got {first_line.strip()[:100]!r} ({header}): "
+            "correct the line."
         )
     refuse_duplicates(header, path)
     for row in rows:
@@ -269,12 +269,12 @@ def _swallows(row: list[str], delimiter: str, columns: int) -> bool:
     `a screen of 20"`. The lines between them look like rows: all columns, and a path or URL of the same kind in the
     same column. Lines of a caption may have as many delimiters, but no such path.
     """
-    for place, text in enumerate(row):
+    for column, text in enumerate(row):
         lines = re.split("\r\n|\r|\n", text)
         for number, line in enumerate(lines) if len(lines) > 1 else ():
             fields = line.split(delimiter)
-            before = place if number == 0 else 0
-            after = len(row) - 1 - place if number == len(lines) - 1 else 0
+            before = column if number == 0 else 0
+            after = len(row) - 1 - column if number == len(lines) - 1 else 0
             if before + len(fields) + after == columns == len(row):
                 pairs = zip(fields, row[before:], strict=False)
                 kinds = ((_kind_of_path(field), _kind_of_path(other)) for field, other in pairs if other is not text)

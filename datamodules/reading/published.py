@@ -44,11 +44,11 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
     """
     for file in files:
         images = _images(file)
-        known = {image["split"] for image in images if _is_complete(image)}
-        wanted = set(split.split("+")) if split is not None else _DEFAULT_SPLITS[role] - ({"restval"} - known)
-        if missing := wanted - known:
+        splits = {image["split"] for image in images if _is_complete(image)}
+        wanted = set(split.split("+")) if split is not None else _DEFAULT_SPLITS[role] - ({"restval"} - splits)
+        if missing := wanted - splits:
             raise UserError(
-                f"Expected the splits {', '.join(sorted(missing))} in {file!r}, got {', '.join(sorted(known))}: name "
+                f"Expected the splits {', '.join(sorted(missing))} in {file!r}, got {', '.join(sorted(splits))}: name "
                 "one of them as `split`, or several joined by +."
             )
         for image in images:
@@ -133,13 +133,13 @@ def list_of_split(data_set: DataSet, folder: str, split: str | None, role: str) 
     Raises:
         UserError: If there is no such split; the authors have none for validation.
     """
-    known = _DATA_SETS[data_set].splits
-    wanted = split or {"train": next(iter(known)), "validation": "validation"}.get(role, "test")
-    if wanted not in known:
+    splits = _DATA_SETS[data_set].splits
+    wanted = split or {"train": next(iter(splits)), "validation": "validation"}.get(role, "test")
+    if wanted not in splits:
         raise UserError(
-            f"Expected the split {wanted!r} in {folder!r}, got {', '.join(known)}: name one of them as `split`."
+            f"Expected the split {wanted!r} in {folder!r}, got {', '.join(splits)}: name one of them as `split`."
         )
-    return str(Path(folder, known[wanted]))
+    return str(Path(folder, splits[wanted]))
 
 
 def class_names(data_set: DataSet, folder: str) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ class Source(SettingsGroup):
         image_column: column of the images, if it differs from the datamodule's.
         caption_column: column of the captions, if it differs from the datamodule's.
         image_id_column: column of the image ids, if it differs from the datamodule's.
-        weight: number of times that an epoch of training reads each row; a fraction reads a part of the rows, drawn
+        weight: number of times that an epoch of training reads each row; a fraction reads some of the rows, drawn
             anew for each epoch. In a streamed source, the number of times that a pass reads each shard.
 
     Raises:
@@ -129,7 +129,7 @@ def resolve(source: Source) -> tuple[Format | DataSet, list[str], str]:
     """Return the format of a source, its files, and the folder that relative image paths start from.
 
     Raises:
-        UserError: If the source does not exist, or its format is not known.
+        UserError: If the source does not exist, or its format is unknown.
     """
     if is_remote(source.path):
         raise UserError(

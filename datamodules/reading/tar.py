@@ -92,9 +92,8 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
                 stop = member.offset_data + -(-member.size // BLOCK) * BLOCK
                 if member.offset_data + member.size > size:
                     raise tarfile.ReadError("it is truncated")
-                found = sample_of(member)
-                if found is not None:
-                    yield os.fsencode(found[0]), member.offset, stop  # names need not be UTF-8
+                if (names := sample_of(member)) is not None:
+                    yield os.fsencode(names[0]), member.offset, stop  # names need not be UTF-8
             end = tar.offset
         # The library treats a damaged header as the end of the archive.
         content.seek(end)
@@ -122,19 +121,19 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
             with open(file, "rb") as content:
                 content.seek(start)
                 block = content.read(stop - start)
-        found = _plain_members(block)
-        if found is None:
-            found = []
+        members = _plain_members(block)
+        if members is None:
+            members = []
             with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
                 for member in tar:
                     if (names := sample_of(member)) is not None:
                         data = block[member.offset_data : member.offset_data + member.size]
-                        found.append((os.fsencode(names[0]), names[1], data))
+                        members.append((os.fsencode(names[0]), names[1], data))
     except (OSError, MemoryError, *TAR_ERRORS):
         raise BadSample("unreadable shard", name) from None
-    if {stem for stem, _, _ in found} != {key}:  # the shard was replaced by one of equal size
+    if {stem for stem, _, _ in members} != {key}:  # the shard was replaced by one of equal size
         raise BadSample(STALE, name)
-    return {kind: content for _, kind, content in found}
+    return {kind: content for _, kind, content in members}
 
 
 def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
@@ -143,9 +142,9 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
     The reader of the library takes half a millisecond per sample, an eighth of the time to decode the image.
     """
     members: list[tuple[bytes, str, bytes]] = []
-    place = 0
-    while place < len(block):
-        header = block[place : place + BLOCK]
+    offset = 0
+    while offset < len(block):
+        header = block[offset : offset + BLOCK]
         try:
             size, total = int(header[124:135], 8), int(header[148:154], 8)
         except ValueError:
@@ -153,9 +152,9 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
         if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
             return None
         names = split_name(_name_in(header))
-        start = place + BLOCK
-        place = start + -(-size // BLOCK) * BLOCK
-        if names is None or place > len(block):
+        start = offset + BLOCK
+        offset = start + -(-size // BLOCK) * BLOCK
+        if names is None or offset > len(block):
             return None
         members.append((os.fsencode(names[0]), names[1], block[start : start + size]))
     return members
@@ -163,7 +162,7 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
 
 def _name_in(header: bytes) -> str:
     """Return the name of a plain file from its header."""
-    name, prefix = (part.partition(b"\0")[0] for part in (header[:100], header[345:500]))
+    name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
     return os.fsdecode(prefix + b"/" + name if prefix else name)
 
 
@@ -261,9 +260,9 @@ def _matches(index: TarIndex, file: str, size: int) -> bool:
     if (start < 0).any() or (stop <= start).any() or (start[1:] < stop[:-1]).any() or stop[-1] > size:
         return False
     with open_file(file, block=BLOCK) as content:
-        for place in {0, len(keys) // 2, len(keys) - 1}:
-            content.seek(int(start[place]))
-            if key_in(content.read(BLOCK)) != keys[place]:
+        for sample in {0, len(keys) // 2, len(keys) - 1}:
+            content.seek(int(start[sample]))
+            if key_in(content.read(BLOCK)) != keys[sample]:
                 return False
     return True
 

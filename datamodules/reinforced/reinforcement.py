@@ -38,7 +38,8 @@ from .writer import EmbeddingFormat, ShardFile, Version
 
 _HEADERS = 6 * (512 + 256)
 """Bytes of a sample's six members in addition to their content: for each, a tar header and half a block of padding."""
-_AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
+_AUGMENTATION_BYTES = 60
+_TEXT_BYTES = 60
 
 
 def stored_bytes(augmentations: int, texts: float, width: int, embeddings: EmbeddingFormat) -> float:
@@ -81,7 +82,7 @@ class ReinforcementDataModule(SampledDataModule):
         magnitude: level of these operations, at most 30 (released data).
         operations: operations to draw from (released data: the 14 of RandAugment).
         image_size: side of the image that translations are relative to, pixels (released data).
-        version: version of the layout; 2 stores the embeddings of synthetic captions in an array of their own.
+        version: version of the layout; 2 stores the embeddings of synthetic captions in a separate array.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
         shard_size: rows per shard; a killed process repeats at most this number of rows (DataCompDR-12M: 12,500).
         batch_size: pairs per batch.
@@ -151,9 +152,9 @@ class ReinforcementDataModule(SampledDataModule):
         if stage not in (None, "predict"):
             raise UserError(f"Expected the command 'predict', got {stage!r}: run `vlightning predict`.")
         super().setup(stage)
-        found = {number for number in range(self.shards) if self.shard_path(number).is_file()}
+        finished = {number for number in range(self.shards) if self.shard_path(number).is_file()}
         # Rank 0 decides which shards are missing: ranks that look later could find more shards, and assign others.
-        self._finished = self.trainer.strategy.broadcast(found) if self.trainer is not None else found
+        self._finished = self.trainer.strategy.broadcast(finished) if self.trainer is not None else finished
 
     def open_split(self, split: Split) -> PairTable | None:
         """Open and check the pairs."""

@@ -1,4 +1,4 @@
-"""CLIP's tokenizer, which is a part of open_clip, and the encoding of captions by it."""
+"""CLIP's tokenizer, which open_clip contains, and the encoding of captions by it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .captions import ALL_WORDS
 from .tokenizers import Encoder
 
 CLIP = "clip"
-"""Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
+"""Name of CLIP's tokenizer in options; open_clip contains its vocabulary."""
 CLIP_TOKENS = 77
 
 

@@ -81,7 +81,7 @@ class NormalizedTransform(CheckedArguments, nn.Module):
 
 
 class ToPixels(nn.Module):
-    """The part of a transform before its normalization, from an RGB image to uint8 [3, H, W].
+    """The steps of a transform before its normalization, from an RGB image to uint8 [3, H, W].
 
     Args:
         transform: the transform.
