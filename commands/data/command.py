@@ -135,7 +135,8 @@ def _sources(data: PairDataModule) -> list[dict[str, Any]]:
     """Return rows, and rows in an epoch, of each of several training sources; empty for one, and for streams."""
     rows: Any = data.opened_rows("train")
     table = rows.table if isinstance(rows, CaptionRows) else rows
-    layouts, mix = getattr(table, "layouts", []), data.epoch_mix(rows)
+    layouts = getattr(table, "layouts", [])
+    mix = data.epoch_mix(rows)
     if len(layouts) < 2 or len(layouts) != len(mix.sizes):
         return []
     return [

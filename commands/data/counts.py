@@ -155,7 +155,9 @@ def lines_of(split: str, counts: Mapping[str, Any]) -> Iterator[str]:
         split: its name.
         counts: plain data from `count_split`, with `sources` and `also_in_train` if there are any.
     """
-    images, texts, read = counts["images"], counts["texts"], counts["images_read"]
+    images = counts["images"]
+    texts = counts["texts"]
+    read = counts["images_read"]
     seconds = f"{counts['bytes'] / 2**20:,.1f} MiB in {counts['seconds']:.1f} s"
     whole = "the first rows of a stream" if images is None else f"of {images:,}" if read < images else "all"
     yield f"{split}: {read:,} images ({whole}) with {texts:,} texts; {seconds}"

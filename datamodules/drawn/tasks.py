@@ -118,7 +118,8 @@ def _cover(image: Image.Image, relation: str, covered: int) -> None:
     near = (relation in ("to the left of", "above")) == (covered == 0)
     side = image.width
     half = side / 2
-    start, end = (0.0, half) if near else (half, float(side))
+    start = 0.0 if near else half
+    end = half if near else float(side)
     sideways = relation in ("to the left of", "to the right of")
     box = (start, 0, end - 1, side - 1) if sideways else (0, start, side - 1, end - 1)
     ImageDraw.Draw(image).rectangle(box, fill=PANEL)

@@ -42,7 +42,8 @@ def record(make: Callable[[], Record]) -> Record:
     """
     try:
         made = make()
-        image_id, path = made["image_id"], made["image"]["path"]
+        image_id = made["image_id"]
+        path = made["image"]["path"]
         for what, texts in (("caption", made["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
             if not all(map(is_text, texts)):
                 raise BadSample(f"lone surrogate in the {what}", "")
@@ -149,13 +150,15 @@ class Layout:
     def encoded_image(self, values: dict[str, Any]) -> StoredImage:
         """Return the encoded image of a row, or the absolute path of its file."""
         image = values[self.image]
-        data, path = None, None
+        data = None
+        path = None
         if isinstance(image, str):
             path = image
         elif isinstance(image, (bytes, bytearray)):
             data = bytes(image)
         elif isinstance(image, dict):
-            data, path = image.get("bytes"), image.get("path")
+            data = image.get("bytes")
+            path = image.get("path")
         if data is None and path is not None:
             path = joined(self.root, path)
         return StoredImage(data, path)

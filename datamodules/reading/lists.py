@@ -38,7 +38,7 @@ _UNCLOSED = "unclosed quotation mark"
 
 
 def read_list(
-    files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str], retries: int | None = None
+    files: list[str], image: str, caption: str, image_id: str | None, retries: int | None = None
 ) -> Iterator[Record]:
     """Yield the records of files in JSON (a list of objects, as ALBEF's), JSON lines or CSV.
 
@@ -47,7 +47,6 @@ def read_list(
         image: key of the path of the image.
         caption: key of the caption, a string or a list of strings.
         image_id: key of the id of the image; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
         retries: as in `attempted`.
 
     Raises:
@@ -133,7 +132,7 @@ def _with_its_keys(item: Any) -> Any:
     return item
 
 
-def read_folder(files: list[str], stamp: list[str]) -> Iterator[Record]:
+def read_folder(files: list[str]) -> Iterator[Record]:
     """Yield the records of images without captions."""
     for file in files:
         yield record(lambda file=file: _image(file, []))  # type: ignore[misc]
@@ -143,13 +142,12 @@ def _image(file: str, captions: list[str]) -> Record:
     return {"image": {"bytes": None, "path": file}, "caption": captions, "image_id": None}
 
 
-def read_class_folders(files: list[str], root: str, stamp: list[str]) -> Iterator[Record]:
+def read_class_folders(files: list[str], root: str) -> Iterator[Record]:
     """Yield the records of images in one folder per class; the name of the folder is the label.
 
     Args:
         files: image files.
         root: folder that contains the folders of the classes.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If an image is not in the folder of a class.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,12 +17,12 @@ from ...common.names import nearest
 from ...common.urls import keep
 from ..base.stages import Split
 from .cache import index_cache
-from .layout import FAULT, Layout, is_binary_type, is_list_type, is_text_type
+from .layout import FAULT, Layout, Record, is_binary_type, is_text_type
 from .lists import first_keys, read_class_folders, read_folder, read_list
 from .parquet import ParquetSource, parquet_schema, read_parquets
-from .published import DataSet, class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
+from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
-from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve, resolve_url
+from .resolve import METADATA, Resolved, Source, as_source, nearest_path, resolve, resolve_url
 from .stream import LibrarySource, Stream
 from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars
@@ -84,10 +84,11 @@ class Opening:
         )
         with retrying(self.retries):
             try:
-                kind, files, folder = resolve_url(source) if is_remote(source.path) else resolve(source)
-                if kind in ("hub", "disk") or (kind == "parquet" and not streaming and not is_remote(source.path)):
-                    return self._open_library(source, kind, files, folder, columns, split, streaming)
-                return self._open_files(source, kind, files, folder, columns, split, streaming)
+                resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
+                is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
+                if is_table or resolved.format in ("hub", "disk"):
+                    return self._open_library(source, resolved, columns, split, streaming)
+                return self._open_files(source, resolved, columns, split, streaming)
             except ValueError as error:
                 if "corresponds to no data" not in str(error):
                     raise
@@ -104,18 +105,14 @@ class Opening:
     # Files that are read by this project, as uniform records
 
     def _open_files(
-        self,
-        source: Source,
-        kind: Format | DataSet,
-        files: list[str],
-        folder: str,
-        columns: Columns,
-        split: str,
-        streaming: bool,
+        self, source: Source, resolved: Resolved, columns: Columns, split: str, streaming: bool
     ) -> tuple[Any, Layout]:
-        reader, arguments = self._reader(source, kind, files, folder, columns, split)
+        kind, files, folder = resolved
         root, is_named = self._root(source, folder)
-        classes = class_names(kind, folder) if kind in ("oxford_iiit_pet", "food101") else None
+        classes = None
+        if kind in ("oxford_iiit_pet", "food101"):
+            files = [list_of_split(kind, folder, source.split, split)]
+            classes = class_names(kind, folder)
         layout = Layout(
             source.path,
             "image",
@@ -131,6 +128,7 @@ class Opening:
             weight=source.weight,
             retries=self.retries,
         )
+        reader, arguments = self._reader(source, resolved, columns, split)
         if streaming and kind == "webdataset":
             index = index_cache(self.cache_dir)
             return TarSource(files, columns.caption, columns.image_id, index, self.retries), layout
@@ -138,38 +136,35 @@ class Opening:
             return ParquetSource(files, *columns, self.retries), layout
         if streaming and reader is read_list:
             arguments["retries"] = self.retries  # the rows are read later, in other processes
-        return self._records(reader, arguments, streaming), layout
+        return self._records(files, reader, arguments, streaming), layout
 
     def _reader(
-        self, source: Source, kind: Format | DataSet, files: list[str], folder: str, columns: Columns, split: str
-    ) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the generator of the records of files, and its arguments."""
-        arguments: dict[str, Any] = {"files": files, "stamp": [file_stamp(file) for file in files]}
+        self, source: Source, resolved: Resolved, columns: Columns, split: str
+    ) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+        """Return the generator of the records of files, and its arguments beside the files."""
+        kind, files, folder = resolved
         if kind in ("oxford_iiit_pet", "food101"):
-            lists = [list_of_split(kind, folder, source.split, split)]
-            stamp = [file_stamp(file) for file in lists]
-            return read_authors_list, {"files": lists, "stamp": stamp, "data_set": kind, "folder": folder}
+            return read_authors_list, {"data_set": kind, "folder": folder}
         if kind == "webdataset":
             reader = read_remote_tars if is_remote(files[0]) else read_tars
-            return reader, arguments | {"caption": columns.caption, "image_id": columns.image_id}
+            return reader, {"caption": columns.caption, "image_id": columns.image_id}
         if kind == "imagefolder" and not without_query(files[0]).endswith(METADATA):
-            return self._folder_reader(source, arguments)
+            return self._folder_reader(source, len(files))
         if kind == "json" and is_karpathy(files[0]):
-            return read_karpathy, arguments | {"split": source.split, "role": split}
-        if kind == "imagefolder":
-            columns = columns._replace(image="file_name")
+            return read_karpathy, {"split": source.split, "role": split}
         if kind == "parquet":
             self._check_schema(parquet_schema(files[0]), columns, source.path)
-            return read_parquets, arguments | columns._asdict()
+            return read_parquets, columns._asdict()
+        if kind == "imagefolder":
+            columns = columns._replace(image="file_name")
         if keys := first_keys(files[0]):
             self._check_columns(keys, columns, source.path)
-        return read_list, arguments | columns._asdict()
+        return read_list, columns._asdict()
 
-    def _folder_reader(self, source: Source, arguments: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-        """Return the generator of the records of images without a list, and its arguments."""
+    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+        """Return the generator of the records of images without a list, and its arguments beside the files."""
         if not self.need_captions:
-            return read_folder, arguments
-        images = len(arguments["files"])
+            return read_folder, {}
         folder = os.path.expanduser(source.path)
         if not os.path.isdir(folder):
             what = "labels" if self.labels else "captions"
@@ -182,10 +177,15 @@ class Opening:
                 f"Expected captions in one of {', '.join(METADATA)} in {source.path!r}, got {images} images without "
                 "captions: add the file, or name another source."
             )
-        return read_class_folders, arguments | {"root": os.path.abspath(folder)}
+        return read_class_folders, {"root": os.path.abspath(folder)}
 
-    def _records(self, reader: Callable[..., Any], arguments: dict[str, Any], streaming: bool) -> Any:
-        """Return the records of a generator, memory-mapped or streamed."""
+    def _records(
+        self, files: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any], streaming: bool
+    ) -> Any:
+        """Return the records of files, memory-mapped or streamed.
+
+        The library makes a new copy if an argument changes, and so if the stamp of a file does.
+        """
         from datasets import Dataset, Features, IterableDataset, List, Value
 
         features = Features(
@@ -196,10 +196,12 @@ class Opening:
                 FAULT: Value("string"),
             }
         )
+        stamps = [file_stamp(file) for file in files]
+        given = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
-            return LibrarySource(IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments))
+            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=given))
         try:
-            return Dataset.from_generator(reader, features=features, gen_kwargs=arguments, cache_dir=self.cache_dir)
+            return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
         except Exception as error:
             cause = error.__cause__ or error.__context__
             if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
@@ -209,18 +211,11 @@ class Opening:
     # Sources that the `datasets` library reads
 
     def _open_library(
-        self,
-        source: Source,
-        kind: Format | DataSet,
-        files: list[str],
-        folder: str,
-        columns: Columns,
-        split: str,
-        streaming: bool,
+        self, source: Source, resolved: Resolved, columns: Columns, split: str, streaming: bool
     ) -> tuple[Any, Layout]:
         from datasets import Image
 
-        dataset = self._load(source, kind, files, split, streaming)
+        dataset = self._load(source, resolved, split, streaming)
         if dataset.features is None:
             dataset = dataset._resolve_features()
         features = dataset.features
@@ -230,7 +225,7 @@ class Opening:
         caption = columns.caption if columns.caption in features else None
         image_id = columns.image_id or ("image_id" if "image_id" in features else None)
         names = getattr(features[caption], "names", None) if caption is not None else None
-        root, is_named = self._root(source, folder)
+        root, is_named = self._root(source, resolved.folder)
         layout = Layout(
             source.path,
             columns.image,
@@ -238,22 +233,22 @@ class Opening:
             image_id,
             root,
             tuple(names) if names else None,
-            confined=is_named and kind == "parquet",  # the library resolves the image paths of hub datasets
+            confined=is_named and resolved.format == "parquet",  # the library resolves the image paths of hub datasets
             needs_id=columns.image_id is not None,
             weight=source.weight,
         )
         selected = dataset.select_columns([name for name in (columns.image, caption, image_id) if name is not None])
         return LibrarySource(selected) if streaming else selected, layout
 
-    def _load(self, source: Source, kind: Format | DataSet, files: list[str], split: str, streaming: bool) -> Any:
+    def _load(self, source: Source, resolved: Resolved, split: str, streaming: bool) -> Any:
         import datasets
 
-        if kind == "parquet":
-            parquet_schema(files[0])  # raises an error for a name that is not unique
+        if resolved.format == "parquet":
+            parquet_schema(resolved.files[0])  # raises an error for a name that is not unique
             return datasets.load_dataset(
-                "parquet", data_files=files, split=source.split or "train", cache_dir=self.cache_dir
+                "parquet", data_files=resolved.files, split=source.split or "train", cache_dir=self.cache_dir
             )
-        if kind == "disk":
+        if resolved.format == "disk":
             dataset = _split_of(datasets.load_from_disk(source.path), source, split)
             return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset
         try:
@@ -284,7 +279,7 @@ class Opening:
         """Check that a source has its columns, and that these hold images and captions (or labels)."""
         self._check_columns(schema.names, columns, origin)
         others = ", ".join(schema.names)
-        images = schema.field(columns.image).type
+        images = _value_type(schema, columns.image)
         if not _holds_images(images):
             raise UserError(
                 f"Expected images, encoded bytes or paths in the column {columns.image!r} of {origin!r}, got {images}: "
@@ -292,7 +287,7 @@ class Opening:
             )
         if columns.caption not in schema.names:
             return
-        captions = schema.field(columns.caption).type
+        captions = _value_type(schema, columns.caption)
         if not (_holds_labels if self.labels else _holds_texts)(captions):
             wanted = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
@@ -309,6 +304,13 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
         f"Expected the column {column!r} in {origin!r}, got the columns {', '.join(names)}: set data.{option} to "
         f"{suggestion}."
     )
+
+
+def _read(
+    files: list[str], stamps: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any]
+) -> Iterator[Record]:
+    """Yield the records of files."""
+    yield from reader(files, **arguments)
 
 
 def file_stamp(file: str) -> str:
@@ -328,6 +330,12 @@ def _split_of(splits: Any, source: Source, split: str) -> Any:
     return splits[name]
 
 
+def _value_type(schema: pa.Schema, column: str) -> pa.DataType:
+    """Return the type of the values of a column, also of a dictionary."""
+    kind = schema.field(column).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _holds_images(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
         return kind.get_field_index("bytes") >= 0 or kind.get_field_index("path") >= 0
@@ -335,7 +343,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 
 def _holds_texts(kind: pa.DataType) -> bool:
-    return is_text_type(kind.value_type if is_list_type(kind) else kind)
+    return is_text_type(getattr(kind, "value_type", kind))  # of lists in all of Arrow's layouts
 
 
 def _holds_labels(kind: pa.DataType) -> bool:

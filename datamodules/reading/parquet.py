@@ -41,7 +41,7 @@ def column_names(file: str) -> list[str]:
 
 
 def read_parquets(
-    files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str], retries: int | None = None
+    files: list[str], image: str, caption: str, image_id: str | None, retries: int | None = None
 ) -> Iterator[Record]:
     """Yield the records of Parquet files.
 
@@ -50,7 +50,6 @@ def read_parquets(
         image: column of the images, encoded or paths.
         caption: column of the captions.
         image_id: column of the image ids; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
         retries: as in `attempted`.
     """
     for file in files:

@@ -29,7 +29,7 @@ def is_karpathy(file: str) -> bool:
         return content.read(100).decode(ENCODING, errors="replace").lstrip().startswith("{")
 
 
-def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[str]) -> Iterator[Record]:
+def read_karpathy(files: list[str], split: str | None, role: str) -> Iterator[Record]:
     """Yield the records of the images in some splits, each image with all of its captions.
 
     Args:
@@ -37,7 +37,6 @@ def read_karpathy(files: list[str], split: str | None, role: str, stamp: list[st
             and optionally a folder `filepath`; the id of an image is `cocoid`, or else `imgid`.
         split: names of splits, joined by "+"; None for the splits of the literature.
         role: split of the datamodule.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If a file has another form, or lacks a split.
@@ -164,14 +163,13 @@ def class_names(data_set: DataSet, folder: str) -> tuple[str, ...]:
     return tuple(names[number] for number in sorted(names))
 
 
-def read_authors_list(files: list[str], data_set: DataSet, folder: str, stamp: list[str]) -> Iterator[Record]:
+def read_authors_list(files: list[str], data_set: DataSet, folder: str) -> Iterator[Record]:
     """Yield the records of the images in a list; the label is the name of the class.
 
     Args:
         files: the list of a split.
         data_set: the data set.
         folder: its folder.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
     """
     read = _pet if data_set == "oxford_iiit_pet" else _dish
     for file in files:

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ...common.errors import UserError
 from ...common.names import nearest
@@ -30,14 +30,8 @@ _ENDINGS: dict[str, Format] = {
     ".tar": "webdataset",
     **{ending: "imagefolder" for ending in IMAGE_SUFFIXES},
 }
-_BY_URL: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".tar": "webdataset",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "json",
-}
+_BY_URL = {ending: _ENDINGS[ending] for ending in (".parquet", ".tar", ".jsonl", ".ndjson", ".json", ".csv")}
+"""Formats that are read by URL; of a folder with several, the first is read."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -125,8 +119,16 @@ def _as_list(sources: Sources) -> list[str | Source]:
     return [source if isinstance(source, str) else as_source(source) for source in several]
 
 
-def resolve(source: Source) -> tuple[Format | DataSet, list[str], str]:
-    """Return the format of a source, its files, and the folder that relative image paths start from.
+class Resolved(NamedTuple):
+    """Format of a source, its files (none of a hub or a saved dataset), and the folder that image paths start from."""
+
+    format: Format | DataSet
+    files: list[str]
+    folder: str
+
+
+def resolve(source: Source) -> Resolved:
+    """Find the files of a source on a disk, or on the hub.
 
     Raises:
         UserError: If the source does not exist, or its format is unknown.
@@ -146,7 +148,7 @@ def resolve(source: Source) -> tuple[Format | DataSet, list[str], str]:
         if not files:
             raise UserError(f"Expected files that match {source.path!r}, got none: correct the pattern.")
     elif source.format == "hub" or (source.format == "auto" and not _looks_local(path)):
-        return "hub", [], "."
+        return Resolved("hub", [], ".")
     else:
         hub = ", or give `format: hub`" if source.format == "auto" and _HUB_NAME.fullmatch(path) else ""
         raise UserError(
@@ -155,19 +157,20 @@ def resolve(source: Source) -> tuple[Format | DataSet, list[str], str]:
         )
     kind = source.format
     if kind == "auto":
-        kinds = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
-        if len(kinds) > 1 or None in kinds:
+        formats = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
+        if len(formats) > 1 or None in formats:
             endings = sorted({Path(file).suffix for file in files})
             raise UserError(
                 f"Expected one suffix among {', '.join(_ENDINGS)} in {source.path!r}, got {endings}: convert the data, "
                 "or give `format`."
             )
-        kind = kinds.pop()  # type: ignore[assignment]
-    return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
+        kind = formats.pop()  # type: ignore[assignment]
+    files = [os.path.abspath(file) for file in files]
+    return Resolved(kind, files, os.path.dirname(files[0]))
 
 
-def resolve_url(source: Source) -> tuple[Format | DataSet, list[str], str]:
-    """Return the format, the files and the folder of a source by URL; see `resolve`.
+def resolve_url(source: Source) -> Resolved:
+    """Find the files of a source by URL.
 
     Raises:
         UserError: If there are no files, or the format is not one that is read by URL.
@@ -179,29 +182,28 @@ def resolve_url(source: Source) -> tuple[Format | DataSet, list[str], str]:
             f"{source.format}: convert the data, or copy it to a disk."
         )
     files = find_files(source.path, suffixes)
-    kinds = {_BY_URL.get(suffix_of(file)) for file in files}
-    kind = kinds.pop()
-    if kinds or kind is None:
+    formats = {_BY_URL.get(suffix_of(file)) for file in files}
+    kind = formats.pop()
+    if formats or kind is None:
         endings = sorted({suffix_of(file) for file in files})
         raise UserError(
             f"Expected one suffix among {', '.join(suffixes)} in {source.path!r}, got {endings}: narrow the pattern."
         )
     folder, _, name = without_query(files[0]).rpartition("/")
-    return "imagefolder" if name in METADATA else kind, files, folder
+    return Resolved("imagefolder" if name in METADATA else kind, files, folder)
 
 
-def _resolve_folder(source: Source, path: str) -> tuple[Format | DataSet, list[str], str]:
+def _resolve_folder(source: Source, path: str) -> Resolved:
     folder = Path(os.path.abspath(path))
-    if source.format == "disk" or (source.format == "auto" and (folder / "state.json").exists()):
-        return "disk", [], str(folder)
-    if source.format == "auto" and (folder / "dataset_dict.json").exists():
-        return "disk", [], str(folder)
+    is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+    if source.format == "disk" or (source.format == "auto" and is_saved):
+        return Resolved("disk", [], str(folder))
     if source.format == "auto" and (data_set := data_set_in(folder)):
-        return data_set, [], str(folder)
+        return Resolved(data_set, [], str(folder))
     if source.format in ("auto", "imagefolder"):
         for name in METADATA:
             if (folder / name).exists():
-                return "imagefolder", [str(folder / name)], str(folder)
+                return Resolved("imagefolder", [str(folder / name)], str(folder))
     for kind, endings in (
         ("parquet", (".parquet",)),
         ("webdataset", (".tar",)),
@@ -211,7 +213,7 @@ def _resolve_folder(source: Source, path: str) -> tuple[Format | DataSet, list[s
         if source.format in ("auto", kind):
             files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in endings)
             if files:
-                return kind, files, str(folder)  # type: ignore[return-value]
+                return Resolved(kind, files, str(folder))  # type: ignore[arg-type]
     raise UserError(
         f"Expected Parquet, tar or JSON files, images or {METADATA[0]} in the folder {source.path!r}, got "
         f"{len(list(folder.iterdir()))} other entries: give another folder."

@@ -108,7 +108,8 @@ class ImageTable:
             BadSample: If the row has a fault, or its content cannot be read, such as text that is not UTF-8.
         """
         source, position = self._locate(row)
-        columns, fault = self._columns[source], self.layouts[source].fault
+        columns = self._columns[source]
+        fault = self.layouts[source].fault
         if fault is not None and (cause := columns[fault][position].as_py()) is not None:
             raise BadSample(cause, self.name(row))
         with reading(self.name(row)):

@@ -146,7 +146,8 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
     while offset < len(block):
         header = block[offset : offset + BLOCK]
         try:
-            size, total = int(header[124:135], 8), int(header[148:154], 8)
+            size = int(header[124:135], 8)
+            total = int(header[148:154], 8)
         except ValueError:
             return None
         if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:

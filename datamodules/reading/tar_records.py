@@ -25,7 +25,7 @@ SHARDS_AT_ONCE = 32
 """Number of shards by URL whose headers are read at the same time, since each read waits for the network."""
 
 
-def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+def read_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[Record]:
     """Yield the records of WebDataset shards, in which adjacent members with the same key are a sample.
 
     The image is the member with the suffix of an image; the captions are the member `caption` or `txt`, or the
@@ -35,7 +35,6 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         files: tar files.
         caption: key of the caption.
         image_id: key of the image id in the member `json`; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If a file is not a tar file or is truncated.
@@ -44,7 +43,7 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         yield from tar_records(file, caption, image_id)
 
 
-def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+def read_remote_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[Record]:
     """Yield the records of shards by URL as `read_tars` does, with the URL of an image's bytes instead of the image.
 
     Headers and texts are read, of several shards at once; an image is read when its row is.

@@ -179,8 +179,9 @@ class ReinforcementDataModule(SampledDataModule):
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
             rows = self._opened("predict")
-            draws = (self.draw, self.augmentations, self.run_seed)
-            dataset = ReinforcementSet(rows, self._synthetic_rows, self._network_inputs(), *draws)
+            dataset = ReinforcementSet(
+                rows, self._synthetic_rows, self._network_inputs(), self.draw, self.augmentations, self.run_seed
+            )
             return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
         # One empty batch if there are no rows, since Lightning skips the hooks after the last batch without batches.
@@ -223,7 +224,9 @@ class ReinforcementDataModule(SampledDataModule):
             width: sum of the embedding dimensions of all teachers.
             captions: number of synthetic captions of an image; None for the captions in the data.
         """
-        rows, sizes, texts = self._opened("predict"), [0], []
+        rows = self._opened("predict")
+        sizes = [0]
+        texts = []
         for row in probed_rows(len(rows)):
             try:
                 sizes.append(len(rows.encoded(row)))

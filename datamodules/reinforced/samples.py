@@ -243,7 +243,8 @@ class _Synthetic(NamedTuple):
 
 def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
     """Return the original height and width of the image in a record, or None if they are not recorded."""
-    height, width = record.get("original_height"), record.get("original_width")
+    height = record.get("original_height")
+    width = record.get("original_width")
     # `isinstance` would accept bool.
     return (height, width) if type(height) is int and type(width) is int else None
 

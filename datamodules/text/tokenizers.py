@@ -168,8 +168,9 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
         return
     from tokenizers import processors
 
-    ends = [(tokenizer.cls_token, tokenizer.cls_token_id), (tokenizer.sep_token, tokenizer.sep_token_id)]
-    cls, sep = tokenizer.cls_token, tokenizer.sep_token
+    cls = tokenizer.cls_token
+    sep = tokenizer.sep_token
+    ends = [(cls, tokenizer.cls_token_id), (sep, tokenizer.sep_token_id)]
     tail = f" {sep}" if append_sep else ""
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A{tail}", pair=f"{cls} $A {sep} $B:1{tail and tail + ':1'}", special_tokens=ends
