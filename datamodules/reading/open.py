@@ -264,13 +264,13 @@ class Opening:
     # Checks
 
     @property
-    def _options(self) -> Columns:
-        """The options that name the columns."""
-        return Columns("image_column", "label_column" if self.labels else "caption_column", "image_id_column")
+    def _caption_option(self) -> str:
+        return "label_column" if self.labels else "caption_column"
 
     def _check_columns(self, names: Sequence[str], columns: Columns, origin: str) -> None:
         """Check that a source has its columns, which may be without captions if these are not needed."""
-        for column, option in zip(columns, self._options, strict=True):
+        options = ("image_column", self._caption_option, "image_id_column")
+        for column, option in zip(columns, options, strict=True):
             needed = column is not None and (column != columns.caption or self.need_captions)
             if needed and column not in names:
                 raise UserError(no_column(str(column), names, origin, option))
@@ -292,7 +292,7 @@ class Opening:
             wanted = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
                 f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
-                f"data.{self._options.caption} to one of {others}."
+                f"data.{self._caption_option} to one of {others}."
             )
 
 

@@ -140,11 +140,11 @@ class ReinforcedDataModule(PairDataModule):
         read = self.training_reader(rows)
         rows.check(split, lambda row: len(read(row, (0, 0)).teacher_image))
 
-    def training_reader(self, rows: ReinforcedTable) -> ReinforcedReader:
+    def training_reader(self, rows: Any) -> ReinforcedReader:
         """Return a reader of one recorded augmentation with its captions and embeddings."""
         return ReinforcedReader(rows, self.worker_transform(training=True), self.draws)
 
-    def training_set(self, rows: ReinforcedTable) -> ReinforcedSet:
+    def training_set(self, rows: Any) -> ReinforcedSet:
         """Return the dataset of training samples."""
         return ReinforcedSet(len(rows), self.training_reader(rows), self.run_seed)
 
