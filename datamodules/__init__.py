@@ -15,8 +15,7 @@ from .pairs.embedded import EmbeddedCaptionsDataModule
 from .questions.base import QuestionDataModule
 from .questions.datamodule import VQADataModule
 from .reading.resolve import Source
-from .reinforced.base import ReinforcedDataModule
-from .reinforced.datamodule import ReinforcedImageTextDataModule
+from .reinforced.datamodule import ReinforcedDataModule, ReinforcedImageTextDataModule
 from .reinforced.reinforcement import ReinforcementDataModule
 from .tasks.entailment import EntailmentDataModule
 from .tasks.nlvr import NLVR2DataModule
@@ -26,9 +25,9 @@ from .transforms.classification import (
     CIFARTrainTransform,
     ImageNetEvalTransform,
     ImageNetTrainTransform,
+    ProbeTrainTransform,
 )
 from .transforms.clip import CLIPEvalTransform
-from .transforms.probe import ProbeTrainTransform
 
 __all__ = [
     "ALBEFEvalTransform",

@@ -229,7 +229,7 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
             again: Reinforced = trainer.strategy.predict_step(moved, 0)
             if not again.records:
                 raise UserError(
-                    f"Expected written samples that can be embedded again, got {written.place} with the cause "
+                    f"Expected written samples that can be embedded again, got {written.name} with the cause "
                     f"{again.left_out[0].cause!r}: do not train on these shards."
                 )
             (record,) = again.records.values()
@@ -242,7 +242,7 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                     raise UserError(
                         f"Expected a cosine of at least {self.least_cosine} between written and recomputed embeddings, "
                         f"got {worst:.4f} for embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place}: do not train on these shards."
+                        f"{written.name}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1

@@ -13,8 +13,8 @@ from ..base.mixing import Mix
 from ..base.stages import Split
 from ..pairs.base import PairDataModule
 from ..pairs.rows import CaptionRows
-from ..reading.open import Opening
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.table import PairTable
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from .rows import BoxRows, Refer, read_columns, read_proposals

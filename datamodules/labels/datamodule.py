@@ -12,7 +12,7 @@ from ..base.mixing import Mix
 from ..base.stages import Split
 from ..reading.layout import Layout
 from ..reading.open import Opening
-from ..reading.splits import Sources, by_split
+from ..reading.resolve import Sources, by_split
 from .base import LabelDataModule
 from .rows import LabelTable
 

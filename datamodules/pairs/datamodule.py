@@ -16,9 +16,9 @@ from ..base.loaders import BatchLoader
 from ..base.mixing import Mix
 from ..base.sampling import TrainingPosition
 from ..base.stages import Split
-from ..reading.open import Opening
+from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.resolve import Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..transforms.clip import pair_eval_transform, pair_train_transform

@@ -11,8 +11,8 @@ from ..base.decode import MAX_PIXELS
 from ..base.mixing import Mix
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
-from ..reading.open import Opening
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..text.tokenizers import open_tokenizer
 from .embedded_rows import (
     CaptionCollate,

@@ -15,7 +15,7 @@ from ..base.decode import MAX_PIXELS
 from ..base.mixing import Mix
 from ..base.stages import Split
 from ..base.text_files import ENCODING, parse_json
-from ..reading.splits import Sources, by_split
+from ..reading.resolve import Sources, by_split
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from .base import QuestionDataModule
 from .table import QuestionOpening, QuestionTable

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 
 from ...common.errors import UserError
 from ..base.faults import BadSample
+from ..reading.layout import FAULT, Record, captions_in, identity_in, record
 from ..reading.lists import read_items
 from ..reading.parquet import column_names
-from ..reading.record import FAULT, Record, captions_in, identity_in, record
 from ..reading.remote import is_inside
 from ..text.captions import is_text, text_id
 

@@ -14,10 +14,9 @@ import numpy as np
 from ...common.errors import UserError
 from ..base.faults import BadSample, Fault
 from ..base.mixing import Mix
-from ..reading.layout import Layout
+from ..reading.layout import FAULT, Layout
 from ..reading.lists import first_keys
 from ..reading.open import file_stamp, no_column
-from ..reading.record import FAULT
 from ..reading.resolve import Source, as_source, resolve
 from ..reading.table import ImageTable
 from .rows import SHARES, read_questions

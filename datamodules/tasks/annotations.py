@@ -9,11 +9,10 @@ from typing import Any
 
 from ...common.errors import UserError
 from ..base.faults import ROW_ERRORS, BadSample, unreadable
-from ..reading.layout import Layout
+from ..reading.layout import FAULT, Layout, Record, captions_in
 from ..reading.lists import first_keys, read_items
 from ..reading.open import file_stamp, no_column
 from ..reading.parquet import column_names
-from ..reading.record import FAULT, Record, captions_in
 from ..reading.resolve import Source, as_source, resolve
 from ..text.captions import is_text
 

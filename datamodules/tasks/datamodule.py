@@ -14,7 +14,7 @@ from ..base.faults import BadSample
 from ..base.mixing import Mix
 from ..base.stages import Split
 from ..base.texts import TextDataModule
-from ..reading.splits import Sources, by_split
+from ..reading.resolve import Sources, by_split
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from ..transforms.normalize import in_pixels
 from .annotations import Annotations

@@ -109,5 +109,5 @@ def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any)
         expected: as in `pair_eval_transform`.
         **options: other arguments of the transform.
     """
-    own = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
-    return ALBEFTrainTransform(size, **options, **own)
+    normalization = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
+    return ALBEFTrainTransform(size, **options, **normalization)

@@ -81,7 +81,7 @@ class NormalizedTransform(CheckedArguments, nn.Module):
 
 
 class ToPixels(nn.Module):
-    """The part of a transform before its normalization, from an RGB image to uint8 [3, H, W].
+    """The steps of a transform before its normalization, from an RGB image to uint8 [3, H, W].
 
     Args:
         transform: the transform.
@@ -155,6 +155,6 @@ def preprocessing(
 
 def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
     """Return the attribute `preprocessing` of an evaluation transform, or the name of its class if it has none."""
-    found: dict[str, Any] | None = getattr(transform, "preprocessing", None)
+    description: dict[str, Any] | None = getattr(transform, "preprocessing", None)
     kind = type(transform)
-    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if found is None else dict(found)
+    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if description is None else dict(description)

@@ -1,51 +1,78 @@
-"""Reader of reinforced samples: one augmented image, two captions, and the teachers' embeddings of these three."""
+"""Samples of reinforced pairs: one augmented image, two captions, and the teachers' embeddings of these three."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
 
-from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
-from ..reading.members import caption_of, json_of
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome, reading
+from ..base.samples import TrainingSet, stacked, usable_samples
+from ..base.sampling import sample_numbers, view_seed
+from ..reading.tar import caption_of, json_of
 from ..text.captions import is_text, usable_caption
+from ..text.tokenizers import Encoder
 from ..transforms.replay import Augmentation, Box, augmentation_entries, parse_augmentation
-from .draws import ReinforcedDraws
-from .sample_embeddings import SampleEmbeddings
+from .rows import ReinforcedTable, SampleEmbeddings
 
 REINFORCEMENTS = ("paug.json", "syn.json")
 RESCALED = "box rescaled"
+_RATIO_DRAW = 1
+"""Number of the draw between real and synthetic caption, among those of `view_seed`."""
 
-OtherSizes = Literal["rescale", "refuse", "ignore"]
 
+@dataclass(frozen=True)
+class ReinforcedDraws:
+    """Rules by which one augmentation and one synthetic caption are chosen; the defaults are the paper's.
 
-class ReinforcedRows(Protocol):
-    """Rows of reinforced samples, as `ReinforcedReader` reads them."""
+    Args:
+        first_augmentations: only the first this many augmentations are used; None means all.
+        first_synthetic: only the first this many synthetic captions of each kind are used; None means all.
+        sequential: whether epoch e uses augmentation and caption number e, modulo their counts, not random ones.
+        synthetic_ratio: probability that a sample has its synthetic caption instead of the real one; None means that it
+            has both.
+    """
 
-    synthetic_keys: re.Pattern[str]
-    other_sizes: OtherSizes
-    teacher_width: int
+    first_augmentations: int | None = None
+    first_synthetic: int | None = None
+    sequential: bool = False
+    synthetic_ratio: float | None = None
 
-    def name(self, row: int) -> str:
-        """Return the name of a row in messages."""
+    def augmentation(self, count: int, numbers: tuple[int, int], epoch: int) -> int:
+        """Return the index of one of `count` augmentations.
 
-    def members(self, row: int) -> dict[str, bytes]:
-        """Return the members of a row by kind.
-
-        Raises:
-            BadSample: If the row cannot be read.
+        Args:
+            count: number of stored augmentations.
+            numbers: random numbers of the sample, from `sample_numbers`.
+            epoch: the epoch.
         """
+        count = min(count, self.first_augmentations or count)
+        return (epoch if self.sequential else numbers[0] >> 32) % count
 
-    def decoded(self, members: dict[str, bytes], row: int) -> Image.Image:
-        """Decode the image in the members of a row, without applying the EXIF orientation.
+    def synthetic(self, counts: Sequence[int], numbers: tuple[int, int], epoch: int) -> tuple[int, int]:
+        """Return the kind and the index of one synthetic caption.
 
-        Raises:
-            BadSample: If the image cannot be used.
+        Args:
+            counts: number of captions of each kind.
+            numbers: as in `augmentation`.
+            epoch: as in `augmentation`.
         """
+        used = [min(count, self.first_synthetic or count) for count in counts]
+        if self.sequential:
+            every = [(kind, index) for kind, count in enumerate(used) for index in range(count)]
+            return every[epoch % len(every)]
+        kind = (numbers[0] & 0xFFFFFFFF) % len(used)
+        return kind, numbers[1] % used[kind]
+
+    def captions(self, numbers: tuple[int, int]) -> tuple[bool, bool]:
+        """Return whether a sample has its real caption, and whether it has a synthetic one."""
+        if self.synthetic_ratio is None:
+            return True, True
+        synthetic = view_seed(numbers[0], _RATIO_DRAW) / 2**64 < self.synthetic_ratio
+        return not synthetic, synthetic
 
 
 class ReinforcedSample(NamedTuple):
@@ -75,7 +102,7 @@ class ReinforcedReader:
         draws: chooses the augmentation and the captions.
     """
 
-    rows: ReinforcedRows
+    rows: ReinforcedTable
     transform: Callable[[Image.Image, Augmentation], torch.Tensor]
     draws: ReinforcedDraws = field(default_factory=ReinforcedDraws)
 
@@ -107,13 +134,13 @@ class ReinforcedReader:
         entries = self._entries(record, embeddings, name)
         groups = self._synthetic(members, embeddings, name)
         number = self.draws.augmentation(len(entries), numbers, epoch)
-        captioner, place = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
+        captioner, index = self.draws.synthetic([len(group.captions) for group in groups], numbers, epoch)
         group = groups[captioner]
         has_real, has_synthetic = self.draws.captions(numbers)
         teacher_image = embeddings.row("image_emb", number)
         texts = [(captions[0], embeddings.row("text_emb", 0))] if has_real else []
         if has_synthetic:
-            texts.append((group.captions[place], embeddings.row(group.array, group.first + place)))
+            texts.append((group.captions[index], embeddings.row(group.array, group.offset + index)))
         if not is_text(texts[-1][0]):
             raise BadSample("lone surrogate in the caption", name)
         self._check_rows([teacher_image, *(embedding for _, embedding in texts)], name)
@@ -143,18 +170,23 @@ class ReinforcedReader:
 
     def _synthetic(self, members: dict[str, bytes], embeddings: SampleEmbeddings, name: str) -> list[_Synthetic]:
         groups = []
-        kinds = json_of(members, "syn.json")
-        if sum(f"{key}_emb" not in embeddings for key in kinds) > 1:
+        captions_by_kind = json_of(members, "syn.json")
+        if sum(f"{key}_emb" not in embeddings for key in captions_by_kind) > 1:
             raise BadSample("no embeddings for each kind of synthetic caption", name)
-        for key, value in kinds.items():
+        for key, value in captions_by_kind.items():
             if not self.rows.synthetic_keys.fullmatch(key) or not isinstance(value, list):
                 continue
             captions = [text for text in value if isinstance(text, str)]
-            own = f"{key}_emb"  # version 2
-            array, first = (own, 0) if own in embeddings else ("text_emb", embeddings.rows("text_emb") - len(captions))
-            if len(captions) != len(value) or embeddings.rows(array) < len(captions) or (array != own and first < 1):
+            array = f"{key}_emb"  # version 2
+            offset = 0
+            has_rows = array in embeddings and embeddings.rows(array) >= len(captions)
+            if array not in embeddings:  # version 1: after the embeddings of the real caption
+                array = "text_emb"
+                offset = embeddings.rows(array) - len(captions)
+                has_rows = offset >= 1
+            if len(captions) != len(value) or not has_rows:
                 raise BadSample("no embedding for each synthetic caption", name)
-            groups.append(_Synthetic(captions, array, first))
+            groups.append(_Synthetic(captions, array, offset))
         groups = [group for group in groups if group.captions]
         if not groups:
             raise BadSample("no synthetic caption", name)
@@ -202,15 +234,65 @@ class ReinforcedReader:
 
 
 class _Synthetic(NamedTuple):
-    """Synthetic captions of one kind; their embeddings are rows `first`, `first + 1`, ... of `array`."""
+    """Synthetic captions of one kind; their embeddings are rows `offset`, `offset + 1`, ... of `array`."""
 
     captions: list[str]
     array: str
-    first: int
+    offset: int
 
 
 def _size_in(record: dict[str, object]) -> tuple[int, int] | None:
     """Return the original height and width of the image in a record, or None if they are not recorded."""
-    height, width = record.get("original_height"), record.get("original_width")
+    height = record.get("original_height")
+    width = record.get("original_width")
     # `isinstance` would accept bool.
     return (height, width) if type(height) is int and type(width) is int else None
+
+
+@dataclass
+class ReinforcedCollate:
+    """Build training batches with a second caption and the teachers' embeddings.
+
+    In addition to `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`, a batch holds the
+    synthetic caption as `synthetic_input_ids` and `synthetic_attention_mask`, and the concatenated embeddings of
+    all teachers as `teacher_image`, `teacher_text` and `teacher_synthetic` [B, D]. With a `synthetic_ratio` it
+    has one caption of each sample, without a synthetic one beside it.
+
+    Args:
+        encoder: encoder of the captions.
+        dtype: data type of the embeddings.
+    """
+
+    encoder: Encoder
+    dtype: torch.dtype
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and the embeddings, and encode the captions."""
+        samples: list[ReinforcedSample]
+        samples, read, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
+            return Collated(None, read, faults)
+        second = [sample.synthetic for sample in samples if sample.synthetic is not None]
+        texts = self.encoder([*(sample.caption for sample in samples), *second])
+        index = torch.tensor([sample.sample_index for sample in samples])
+        batch: dict[str, Any] = {"image": stacked([sample.image for sample in samples])}
+        batch |= {key: ids[: len(samples)] for key, ids in texts.items()}
+        embeddings = ["teacher_image", "teacher_text"]
+        if second:
+            batch |= {f"synthetic_{key}": ids[len(samples) :] for key, ids in texts.items()}
+            embeddings.append("teacher_synthetic")
+        for key in embeddings:
+            batch[key] = stacked([getattr(sample, key).to(self.dtype) for sample in samples])
+        batch["image_id"] = index
+        batch["sample_index"] = index.clone()
+        return Collated(batch, read, faults, [note for sample in samples for note in sample.notes])
+
+
+class ReinforcedSet(TrainingSet):
+    """Training samples whose reader also takes the epoch."""
+
+    read: ReinforcedReader
+
+    def sample(self, epoch: int, item: int) -> ReinforcedSample:
+        """As in `TrainingSet`."""
+        return self.read(item, sample_numbers(self.seed, epoch, item), epoch)
