@@ -112,3 +112,8 @@ def stacked(images: list[torch.Tensor]) -> torch.Tensor:
     # Not torch.stack: in a worker, default_collate stacks into shared memory and so saves a copy.
     batch: torch.Tensor = default_collate(images)
     return batch
+
+
+def empty_images(transform: Transform) -> torch.Tensor:
+    """Return an empty batch [0, 3, H, W] with the image size of a transform."""
+    return transform(Image.new("RGB", (32, 32)))[None][:0]

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from ...common.ranges import COUNT, NOT_NEGATIVE, SEED
 from ..base.sampling import generator
 from ..base.stages import Split
-from ..labels.base import LabelDataModule
+from ..labels.datamodule import LabelDataModule
 from .shapes import COLORS, GREY, OVERSAMPLING, SHAPES, draw_shape
 
 CLASSES = [f"{color} {shape}" for color in COLORS for shape in SHAPES]

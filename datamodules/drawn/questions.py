@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..base.stages import Split
-from ..questions.base import QuestionDataModule
+from ..questions.datamodule import QuestionDataModule
 from .question_rows import ANSWERS, ShapeQuestionTable
 from .tasks import DrawnShapes
 

@@ -11,7 +11,7 @@ from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample, Fault
 from ..base.mixing import Mix
 from ..base.stages import Split
-from ..pairs.base import PairDataModule
+from ..pairs.datamodule import PairDataModule
 from ..pairs.rows import CaptionRows
 from ..reading.open import Opening
 from ..reading.splits import PairSources, Sources, by_split

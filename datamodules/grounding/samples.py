@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.pair_samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
 from ..base.samples import Transform, usable_samples
 from ..base.stages import Split
+from ..pairs.samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
+from ..text.tokenizers import Encoder
 from ..transforms.normalize import in_pixels
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
 
 Box = Sequence[float]
 """x, y, width and height in pixels, from the upper left corner of the image."""

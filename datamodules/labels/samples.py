@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
 from ..base.sampling import sample_numbers, seeded, view_seed
 
 
@@ -118,7 +118,7 @@ class LabelCollate:
             return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
         batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
         if self.transform is not None and not samples:
-            batch = {name: self.transform(Image.new("RGB", (32, 32)))[None][:0] for name in self.views}
+            batch = {name: empty_images(self.transform) for name in self.views}
         if all(sample.label is not None for sample in samples):
             batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from PIL import Image
@@ -12,19 +12,77 @@ from torch.utils.data import DataLoader
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.decode import MAX_PIXELS
+from ..base.faults import Collated, Outcome
 from ..base.loaders import BatchLoader
 from ..base.mixing import Mix
+from ..base.samples import Reader
 from ..base.sampling import TrainingPosition
 from ..base.stages import Split
+from ..base.texts import TextDataModule
 from ..reading.open import Opening
 from ..reading.remote import RETRIES
 from ..reading.splits import PairSources, Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..transforms.clip import pair_eval_transform, pair_train_transform
-from .base import PairDataModule
+from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .stream_sets import StreamedEvaluationSet, StreamedTrainingSet
+from .samples import (
+    EvaluationCollate,
+    EvaluationSet,
+    PairReader,
+    PairRows,
+    TrainingCollate,
+)
+from .streams import StreamedEvaluationSet, StreamedTrainingSet
+
+
+class PairDataModule(TextDataModule):
+    """Image-caption pairs, in batches of the project's contract (dicts of tensors).
+
+    Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
+    Arguments are those of `TextDataModule`.
+    """
+
+    # Methods that the base class calls
+
+    def training_reader(self, rows: PairRows) -> Reader:
+        """Return a reader of an augmented image with one of its captions."""
+        return PairReader(rows, self.worker_transform(training=True), self.encoder())
+
+    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
+        """Return the usable captions of evaluated images as texts, in the order of the evaluation.
+
+        Args:
+            split: a split that is set up.
+            sample_index: indices of the images in the batches.
+
+        Raises:
+            UserError: If the split is not set up.
+        """
+        rows, usable = self._opened(split), self.encoder().usable
+        groups = {group[0]: group for group in rows.images()}
+        return [
+            [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
+        ]
+
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Stack the images and encode their captions."""
+        return TrainingCollate(self.encoder())
+
+    def evaluation_items(self, rows: PairRows) -> list[list[int]]:
+        """Return the rows of each image."""
+        return rows.images()
+
+    def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
+        """Return a dataset of images with all of their captions."""
+        return EvaluationSet(
+            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
+        )
+
+    def evaluation_collate(self) -> EvaluationCollate:
+        """Stack the images and encode all of their captions."""
+        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
 
 
 class ImageTextDataModule(PairDataModule):

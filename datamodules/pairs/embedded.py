@@ -20,8 +20,9 @@ from .embedded_rows import (
     EmbeddedCollate,
     EmbeddedEvaluationSet,
     EmbeddedImages,
+    Embeddings,
+    JoinOn,
 )
-from .embeddings import Embeddings, JoinOn
 from .rows import CaptionRows
 
 if TYPE_CHECKING:

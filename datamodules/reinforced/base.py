@@ -14,7 +14,7 @@ from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.faults import Collated, Outcome
 from ..base.samples import TrainingSet, stacked, usable_samples
 from ..base.sampling import sample_numbers
-from ..pairs.base import PairDataModule
+from ..pairs.datamodule import PairDataModule
 from ..text.clip import CLIP, CLIP_TOKENS
 from ..text.tokenizers import Encoder
 from ..transforms.clip import ReplayTransform, pair_eval_transform

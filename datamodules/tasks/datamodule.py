@@ -17,8 +17,7 @@ from ..base.texts import TextDataModule
 from ..reading.splits import Sources, by_split
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from ..transforms.normalize import in_pixels
-from .annotations import Annotations
-from .rows import TaskTable
+from .rows import Annotations, TaskTable
 from .samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
 
 
@@ -205,3 +204,28 @@ class AnnotationDataModule(TaskDataModule):
 
     def _open(self, split: Split) -> list[tuple[Any, Any]]:
         return [self.form.open(source, split) for source in self.sources[split]]
+
+
+class EntailmentDataModule(AnnotationDataModule):
+    """Images with a text, and whether the image contradicts it, leaves it open, or entails it.
+
+    Rows are `{"image", "sentence", "label"}`, as in `ve_train.json`, `ve_dev.json` and `ve_test.json` of
+    ALBEF's authors, whose images are those of Flickr30k without `.jpg`; or tables of one's own with these columns.
+    Labels are contradiction (0), neutral (1) and entailment (2), by name or by number.
+    """
+
+    label_names = ("contradiction", "neutral", "entailment")
+    own_suffix = ".jpg"
+
+
+class NLVR2DataModule(AnnotationDataModule):
+    """Two images with a statement that is true or false about them.
+
+    Rows are `{"images": [left, right], "sentence", "label"}`, as in `nlvr_train.json`, `nlvr_dev.json` and
+    `nlvr_test.json` of ALBEF's authors; or tables of one's own with the columns `image_left`, `image_right`,
+    `sentence` and `label`. Labels are False (0) and True (1), by name or by number. A batch holds `image_left`
+    and `image_right`, augmented independently.
+    """
+
+    image_names = ("image_left", "image_right")
+    label_names = ("False", "True")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Outcome
-from ..base.pair_samples import empty_images
-from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
 from ..base.sampling import sample_numbers, seeded, view_seed
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+from ..text.tokenizers import Encoder
 
 
 class TaskRows(Rows, Protocol):

@@ -27,7 +27,7 @@ from vlightning.datamodules.pairs.embedded import (
     EmbeddedEvaluationSet,
     EmbeddedImages,
 )
-from vlightning.datamodules.pairs.embeddings import Embeddings
+from vlightning.datamodules.pairs.embedded_rows import Embeddings
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.shards import SeparateImages, Shards
 from vlightning.datamodules.reinforced.sample_embeddings import SampleEmbeddings

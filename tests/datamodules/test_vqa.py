@@ -10,7 +10,7 @@ import torch
 from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule, VQADataModule
-from vlightning.datamodules.questions.texts import clean_question
+from vlightning.datamodules.questions.samples import clean_question
 from vlightning.datamodules.text.tokenizers import tokenizer_from_json, train_wordpiece
 
 WORDS = "what is it a dog cat red two on the left side of table maybe"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
@@ -22,13 +22,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from ...common.errors import UserError
 from ..base.decode import Decoder, decoding_by
 from ..base.faults import BadSample, Fault, Outcome
-from ..base.pair_samples import Sample, evaluation_outcome, training_sample
 from ..base.samples import ATTEMPTS, Transform
 from ..base.sampling import block_order, sample_numbers, shard_order, substitute
 from ..reading.stream import Stream, StreamedRow
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+from ..text.tokenizers import Encoder
+from .samples import Sample, evaluation_outcome, training_sample
 
 
 class Share(NamedTuple):

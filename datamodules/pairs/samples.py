@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded
 from ..text.captions import text_id
-from .faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
-from .samples import Rows, SeededSet, Transform, stacked, usable_samples
-from .sampling import sample_numbers, seeded
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+from ..text.tokenizers import Encoder
 
 
 class PairRows(Rows, Protocol):
@@ -228,23 +226,3 @@ class EvaluationCollate:
 
     def _text_id(self, caption: str) -> int:
         return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())
-
-
-def empty_images(transform: Transform) -> torch.Tensor:
-    """Return an empty batch [0, 3, H, W] with the image size of a transform."""
-    return transform(Image.new("RGB", (32, 32)))[None][:0]
-
-
-@dataclass
-class TextCollate:
-    """Build batches of texts: `input_ids`, `attention_mask`, and `text_index` [T], the index of each text."""
-
-    encoder: Encoder
-
-    def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
-        """Encode pairs of an index and a text."""
-        batch = {
-            **self.encoder([text for _, text in texts]),
-            "text_index": torch.tensor([index for index, _ in texts]),
-        }
-        return Collated(batch, len(texts), [])
