@@ -275,9 +275,9 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
             # No workers, since no images are decoded.
-            return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
+            return self.torch_loader(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
         account = Account(
             "predict", self.max_bad_share
         )  # separate, so that texts do not lower the share of unusable images
-        return self._remember(PredictionLoader(batches, make, account, skip_empty=False))
+        return self.registered(PredictionLoader(batches, make, account, skip_empty=False))

@@ -9,7 +9,6 @@ from torch import nn
 from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample, Fault
-from ..base.mixing import Mix
 from ..base.stages import Split
 from ..pairs.datamodule import PairDataModule
 from ..pairs.rows import CaptionRows
@@ -124,7 +123,3 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
 
         images.check_rows(split, "texts with boxes", "check the columns, data.refer and data.proposals", unusable)
         return rows
-
-    def training_mix(self, rows: CaptionRows[PairTable]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix

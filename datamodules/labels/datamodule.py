@@ -16,7 +16,6 @@ from ..base.decode import MAX_PIXELS
 from ..base.faults import Account
 from ..base.images import ImageTransforms
 from ..base.loaders import BatchLoader
-from ..base.mixing import Mix
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
 from ..reading.layout import Layout
@@ -234,10 +233,6 @@ class ImageClassificationDataModule(LabelDataModule):
         rows = LabelTable(parts, self.max_pixels)
         rows.check(split)
         return rows
-
-    def training_mix(self, rows: LabelTable) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
     def setup(self, stage: str | None = None) -> None:
         """Open the splits of a stage, and check that their labels are classes of training.

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
-from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader
 
-from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.decode import MAX_PIXELS
 from ..base.faults import Collated, Outcome
-from ..base.loaders import BatchLoader
-from ..base.mixing import Mix
+from ..base.sampled import RowLoaders
 from ..base.samples import Reader
-from ..base.sampling import TrainingPosition
 from ..base.stages import Split
 from ..base.texts import TextDataModule
 from ..reading.open import Opening
@@ -34,7 +29,7 @@ from .samples import (
     PairRows,
     TrainingCollate,
 )
-from .streams import StreamedEvaluationSet, StreamedTrainingSet
+from .streams import StreamLoaders, check_streamed
 
 
 class PairDataModule(TextDataModule):
@@ -58,9 +53,11 @@ class PairDataModule(TextDataModule):
             sample_index: indices of the images in the batches.
 
         Raises:
-            UserError: If the split is not set up.
+            UserError: If the split is not set up, or is streamed.
         """
-        rows, usable = self._opened(split), self.encoder().usable
+        rows = self._opened(split)
+        self.row_loaders.check_random_access(split, "captions")
+        usable = self.encoder().usable
         groups = {group[0]: group for group in rows.images()}
         return [
             [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
@@ -146,34 +143,16 @@ class ImageTextDataModule(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if streaming and train is not None and samples_per_epoch is None:
-            raise UserError(
-                "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
-                "that make an epoch."
-            )
-        if streaming and train is not None and samples == "captions":
-            raise UserError(
-                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
-                "a source with five captions for each image a weight of 5."
-            )
-        if streaming and self.mixing_temperature != 1:
-            raise UserError(
-                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
-                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
-            )
-        if streaming and self.limit_eval_rows is not None:
-            raise UserError(
-                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
-                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
-            )
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
         self.augmentation = augmentation
         self.horizontal_flip = horizontal_flip
         self.samples = samples
-        self._image_size = image_size
         self.max_pixels = max_pixels
+        self._image_size = image_size
+        if streaming:
+            check_streamed(samples_per_epoch, samples == "captions", train is not None, self)
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
@@ -210,90 +189,9 @@ class ImageTextDataModule(PairDataModule):
             return CaptionRows(rows)
         return rows
 
-    def training_mix(self, rows: PairTable | CaptionRows[PairTable]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
-
-    # Streamed splits
-
-    def stream_settings(self, rows: PairTable | CaptionRows[PairTable] | Stream) -> dict[str, Any]:
-        """Return what divides the rows of a stream, which a resumed run must not change."""
-        if not isinstance(rows, Stream):
-            return {}
-        return {
-            "data.num_workers": max(self.num_workers, 1),  # with 0 the process itself is the only worker
-            "processes": self.replicas()[0],
-            "data.batch_size": self.batch_size,
-            "data.samples_per_epoch": self.samples_per_epoch,
-            "data.shuffle_block": self.shuffle_block,
-            "shards": rows.shards_read(),
-        }
-
-    def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return an image before the transform, as the base class does.
-
-        Raises:
-            UserError: If the split is streamed, since a stream has no random access.
-        """
-        self._check_random_access(split, "images")
-        return super().image(split, sample_index)
-
-    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the captions of images, as the base class does.
-
-        Raises:
-            UserError: If the split is streamed, since a stream has no random access.
-        """
-        self._check_random_access(split, "captions")
-        return super().captions(split, sample_index)
-
-    def _check_random_access(self, split: Split, what: str) -> None:
-        if isinstance(self._opened(split), Stream):
-            raise UserError(
-                f"Expected a {split} split with {what} in random access, got a streamed one: set data.streaming to "
-                "false."
-            )
-
-    def _epoch_rows(self) -> int:
-        return (self.samples_per_epoch or 0) if self.streaming else super()._epoch_rows()
-
-    def _keeps_workers(self, rows: Any) -> bool:
-        # The workers of a stream get the position when they start, so each pass starts new workers.
-        return not self.streaming
-
-    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        if not self.streaming:
-            return super()._training_loader(rows, length, position)
-        streamed = StreamedTrainingSet(
-            rows,
-            self.worker_transform(training=True),
-            self.encoder(),
-            self.run_seed,
-            self.batch_size,
-            length,
-            self.shuffle_block,
-            self.replicas(),
-            position(),
-        )
-        return self._inner(streamed, self.training_collate(), batch_size=None)
-
-    def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
-        rows = self._opened(split)
-        if not self.streaming:
-            return super()._evaluation_loader(split, limited)
-
-        def make() -> DataLoader[Any]:
-            dataset = StreamedEvaluationSet(
-                rows,
-                self.worker_transform(training=False),
-                self.encoder(),
-                self.run_seed,
-                self.eval_batch_size,
-                self.replicas(),
-                split != "predict",
-            )
-            # At most one worker, since each worker would read all rows.
-            return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
-
-        alone = self.replicas()[0] == 1
-        return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))
+    @property
+    def row_loaders(self) -> RowLoaders:
+        """The loaders of memory-mapped rows, or with `streaming` those of streams."""
+        if self.streaming:
+            return StreamLoaders(self, self.samples_per_epoch or 0, self.shuffle_block)
+        return RowLoaders(self)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from ...common.errors import UserError
 from ...common.ranges import Range
 from ..base.decode import MAX_PIXELS
-from ..base.mixing import Mix
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
 from ..reading.open import Opening
@@ -103,10 +102,6 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         images = EmbeddedImages(parts, self.embeddings)
         images.check_embedded(split, split != "predict")
         return CaptionRows(images) if split == "train" else images
-
-    def training_mix(self, rows: CaptionRows[EmbeddedImages]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
     def training_reader(self, rows: CaptionRows[EmbeddedImages]) -> CaptionReader:
         """Return a reader of an embedding with one caption."""

@@ -16,14 +16,24 @@ from ..text.captions import text_id
 from ..text.tokenizers import Encoder
 
 
-class PairRows(Rows, Protocol):
-    """Rows of images and captions."""
+class TrainingRows(Protocol):
+    """Members of rows of images and captions that training reads."""
+
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image (RGB); raises `BadSample`."""
 
     def captions(self, row: int) -> list[str]:
         """Return the raw captions; raises `BadSample`."""
 
     def image_id(self, row: int) -> int:
         """Return a number that is equal for rows of the same image; raises `BadSample`."""
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in messages."""
+
+
+class PairRows(TrainingRows, Rows, Protocol):
+    """Rows of images and captions."""
 
     def images(self) -> list[list[int]]:
         """Return the rows of each image, for evaluation."""
@@ -41,55 +51,37 @@ class Sample(NamedTuple):
     sample_index: int
 
 
-def training_sample(
-    load: Callable[[], Image.Image],
-    captions: Sequence[str],
-    encoder: Encoder,
-    transform: Transform,
-    numbers: tuple[int, int],
-    name: str,
-) -> tuple[torch.Tensor, str]:
-    """Decode and augment the image of a row, and draw one of its captions.
-
-    Args:
-        load: function that decodes the image.
-        captions: captions of the row.
-        encoder: decides which captions are usable.
-        transform: the training transform.
-        numbers: random numbers of the row, from `sample_numbers`.
-        name: name of the row in messages.
-
-    Raises:
-        BadSample: If there is no usable caption or image.
-    """
-    usable = [caption for caption in captions if encoder.usable(caption)]
-    if not usable:
-        raise BadSample(EMPTY_CAPTION, name)
-    raw = load()
-    with seeded(numbers[0]):
-        image = transform(raw)
-    return image, usable[numbers[1] % len(usable)]
-
-
 @dataclass
 class PairReader:
-    """Reader of training samples: an augmented image with one of its captions; see `training_sample`."""
+    """Reader of training samples: an augmented image with one of its captions.
 
-    rows: PairRows
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which captions are usable.
+    """
+
+    rows: TrainingRows
     transform: Transform
     encoder: Encoder
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
-        """Read a row; arguments and errors as in `Reader`."""
-        image, caption = training_sample(
-            lambda: self.rows.image(row),
-            self.rows.captions(row),
-            self.encoder,
-            self.transform,
-            numbers,
-            self.rows.name(row),
-        )
-        return Sample(image, [caption], self.rows.image_id(row), row)
+        """Decode and augment the image of a row, and draw one of its captions.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from `sample_numbers`.
+
+        Raises:
+            BadSample: If there is no usable caption or image.
+        """
+        usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
+        if not usable:
+            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
+        image = self.rows.image(row)
+        with seeded(numbers[0]):
+            pixels = self.transform(image)
+        return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
 
 
 class EvaluationSet(SeededSet):

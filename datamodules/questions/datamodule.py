@@ -99,15 +99,11 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
 
     def training_mix(self, rows: QuestionRows) -> Mix:
         """Return how often an epoch reads the questions, or the groups of questions, of each source."""
-        return self.question_mix(rows) if self.questions_per_image == 1 else self._groups(rows)[1]
-
-    def question_mix(self, rows: Any) -> Mix:
-        """Return how often an epoch reads the questions of each source; by default each once."""
-        return Mix([len(rows)])
+        return super().training_mix(rows) if self.questions_per_image == 1 else self._groups(rows)[1]
 
     def _groups(self, rows: QuestionRows) -> tuple[list[list[int]], Mix]:
         if self._grouped is None or self._grouped[0] is not rows:
-            mix = self.question_mix(rows)
+            mix = super().training_mix(rows)
             groups, sizes = question_groups(rows, mix.sizes, self.questions_per_image)
             self._grouped = rows, groups, Mix(sizes, mix.weights)
         return self._grouped[1:]
@@ -271,10 +267,6 @@ class VQADataModule(QuestionDataModule):
         if self.sources["validation"]:
             return self.sources["validation"], None
         return self.sources["train"], (0.0, self.held_out)
-
-    def question_mix(self, rows: QuestionTable) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
     @cached_property
     def _answers(self) -> tuple[str, ...]:

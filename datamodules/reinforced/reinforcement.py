@@ -181,10 +181,10 @@ class ReinforcementDataModule(SampledDataModule):
             rows = self._opened("predict")
             draws = (self.draw, self.augmentations, self.run_seed)
             dataset = ReinforcementSet(rows, self._synthetic_rows, self._network_inputs(), *draws)
-            return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
+            return self.torch_loader(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
         # One empty batch if there are no rows, since Lightning skips the hooks after the last batch without batches.
-        return self._remember(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
+        return self.registered(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
 
     # What the writer asks for
 

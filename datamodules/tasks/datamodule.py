@@ -11,7 +11,6 @@ from torch import nn
 from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample
-from ..base.mixing import Mix
 from ..base.stages import Split
 from ..base.texts import TextDataModule
 from ..reading.splits import Sources, by_split
@@ -197,10 +196,6 @@ class AnnotationDataModule(TaskDataModule):
         if split != "predict" and self.class_names is not None:
             rows.set_class_indices(self.class_names, len(self.class_names), split)
         return rows
-
-    def training_mix(self, rows: TaskTable) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
     def _open(self, split: Split) -> list[tuple[Any, Any]]:
         return [self.form.open(source, split) for source in self.sources[split]]
