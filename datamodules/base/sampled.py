@@ -113,6 +113,10 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Open the rows of a split; return None if it has no source."""
         raise NotImplementedError
 
+    def open_sources(self, split: Split) -> Sequence[Any]:
+        """Open the sources of a split, and convert files that have no memory-mapped copy; by default there are none."""
+        return ()
+
     def training_reader(self, rows: Any) -> Reader:
         """Return the reader of training samples."""
         raise NotImplementedError
@@ -155,6 +159,11 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         raise NotImplementedError
 
     # Lightning's hooks
+
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        for split in self.splits_to_prepare():
+            self.open_sources(split)
 
     def setup(self, stage: str | None = None) -> None:
         """Check the contract with the module, divide the global batch, and open the splits of a stage.

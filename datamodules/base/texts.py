@@ -27,6 +27,7 @@ from ..text.tokenizers import (
     tokenizer_from_json,
     train_wordpiece,
 )
+from ..transforms.clip import pair_eval_transform
 from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
 from .faults import Account, Collated
 from .images import ImageTransforms
@@ -119,10 +120,12 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
         train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
-        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+
+    image_size: int
+    """Side of the square images, pixels; a subclass sets it."""
 
     def __init__(
         self,
@@ -153,6 +156,10 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
         self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform that trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     # Lightning's hooks
 

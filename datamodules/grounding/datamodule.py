@@ -12,10 +12,11 @@ from ..base.faults import BadSample, Fault
 from ..base.stages import Split
 from ..pairs.datamodule import PairDataModule
 from ..pairs.rows import CaptionRows
+from ..reading.layout import Layout
 from ..reading.open import Opening
 from ..reading.splits import PairSources, Sources, by_split
 from ..reading.table import PairTable
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.clip import pair_train_transform
 from .rows import BoxRows, Refer, read_columns, read_proposals
 from .samples import GroundingBatches, check_boxes
 
@@ -46,7 +47,6 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         rand_augment: whether to apply ALBEF's RandAugment in training. Images are resized, never cropped.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `PairDataModule`.
     """
 
     def __init__(
@@ -88,14 +88,9 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         options = {"horizontal_flip": flip, "rand_augment": self.rand_augment, "scale": None}
         return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self.pairs.open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return self.pairs.open(split)
 
     def open_split(self, split: Split) -> CaptionRows[PairTable] | BoxRows | None:
         """Open and check the rows of a split.

@@ -52,7 +52,6 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
             `views`, or "image" alone. With an empty list no training images are read.
         train_transform: RGB image to float [3, H, W], for training; by default the preset's.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default the preset's.
-        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, NamesViews)
@@ -193,7 +192,6 @@ class ImageClassificationDataModule(LabelDataModule):
         max_pixels: images with more pixels are refused before they are decoded.
         limit_train_rows: number of training rows to use, evenly spaced in each source; for trials.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `LabelDataModule`.
     """
 
     def __init__(
@@ -220,14 +218,17 @@ class ImageClassificationDataModule(LabelDataModule):
         self._num_classes = num_classes
         self._names = tuple(class_names) if class_names is not None else None
 
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self._open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        parts = [opening.open(source, split) for source in self.sources[split]]
+        if split == "train" and self.limit_train_rows is not None:
+            parts = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in parts]
+        return parts
 
     def open_split(self, split: Split) -> LabelTable | None:
         """Open and check the rows of a split."""
-        parts = self._open(split)
+        parts = self.open_sources(split)
         if not parts:
             return None
         rows = LabelTable(parts, self.max_pixels)
@@ -313,13 +314,6 @@ class ImageClassificationDataModule(LabelDataModule):
         if self._names is None and names:
             self._names = tuple(names)
         self._num_classes = self._num_classes or state_dict.get("num_classes")
-
-    def _open(self, split: Split) -> list[tuple[Any, Layout]]:
-        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
-        parts = [opening.open(source, split) for source in self.sources[split]]
-        if split == "train" and self.limit_train_rows is not None:
-            parts = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in parts]
-        return parts
 
 
 def _thinned(dataset: Any, rows: int) -> Any:

@@ -14,12 +14,13 @@ from ..base.sampled import RowLoaders
 from ..base.samples import Reader
 from ..base.stages import Split
 from ..base.texts import TextDataModule
+from ..reading.layout import Layout
 from ..reading.open import Opening
 from ..reading.remote import RETRIES
 from ..reading.splits import PairSources, Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
 from .samples import (
@@ -117,7 +118,6 @@ class ImageTextDataModule(PairDataModule):
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
-        **options: see `PairDataModule`.
     """
 
     def __init__(
@@ -172,15 +172,9 @@ class ImageTextDataModule(PairDataModule):
             options |= {"scale": (0.9, 1.0), "rand_augment": False}
         return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        if not self.streaming:
-            for split in self.splits_to_prepare():
-                self.pairs.open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split, and convert their files; none with `streaming`, which reads the files."""
+        return [] if self.streaming else self.pairs.open(split)
 
     def open_split(self, split: Split) -> PairTable | CaptionRows[PairTable] | Stream | None:
         """Open and check the rows of a split."""

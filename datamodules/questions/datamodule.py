@@ -19,8 +19,9 @@ from ..base.samples import TrainingSet
 from ..base.stages import Split
 from ..base.text_files import ENCODING, parse_json
 from ..base.texts import TextDataModule
+from ..reading.layout import Layout
 from ..reading.splits import Sources, by_split
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import QuestionOpening, QuestionTable
 from .samples import (
@@ -56,7 +57,6 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
         questions_per_image: most questions of an image that a training batch asks about one augmented version of it,
             which is encoded once for all of them (ALBEF: 1). Above 1, batch sizes of training count images, and an
             epoch still reads each question once.
-        **options: see `TextDataModule`; captions and texts for prediction have no meaning here.
     """
 
     def __init__(
@@ -192,7 +192,6 @@ class VQADataModule(QuestionDataModule):
             distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `QuestionDataModule`.
 
     Raises:
         UserError: If `held_out` is not a share.
@@ -239,22 +238,16 @@ class VQADataModule(QuestionDataModule):
         expected = self.expected_preprocessing()
         return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            for source in self._sources(split)[0]:
-                self.opening.open(source)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return [self.opening.open(source) for source in self._sources(split)[0]]
 
     def open_split(self, split: Split) -> QuestionTable | None:
         """Open and check the rows of a split."""
-        sources, share = self._sources(split)
-        if not sources:
+        parts = self.open_sources(split)
+        if not parts:
             return None
-        rows = QuestionTable([self.opening.open(source) for source in sources], self.opening.max_pixels, share)
+        rows = QuestionTable(parts, self.opening.max_pixels, self._sources(split)[1])
         rows.check(split)
         return rows
 

@@ -13,8 +13,9 @@ from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample
 from ..base.stages import Split
 from ..base.texts import TextDataModule
+from ..reading.layout import Layout
 from ..reading.splits import Sources, by_split
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import Annotations, TaskTable
 from .samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
@@ -32,7 +33,6 @@ class TaskDataModule(TextDataModule):
             fine-tuning.
         append_sep: whether sequences end with [SEP]; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning, which keeps `max_words` words.
-        **options: see `TextDataModule`.
     """
 
     image_names: ClassVar[tuple[str, ...]] = ("image",)
@@ -124,7 +124,6 @@ class AnnotationDataModule(TaskDataModule):
             distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `TaskDataModule`.
     """
 
     label_names: ClassVar[tuple[str, ...]] = ()
@@ -177,18 +176,13 @@ class AnnotationDataModule(TaskDataModule):
         expected = self.expected_preprocessing()
         return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self._open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return [self.form.open(source, split) for source in self.sources[split]]
 
     def open_split(self, split: Split) -> TaskTable | None:
         """Open and check the rows of a split."""
-        parts = self._open(split)
+        parts = self.open_sources(split)
         if not parts:
             return None
         rows = TaskTable(parts, self.max_pixels, self.image_names)
@@ -196,9 +190,6 @@ class AnnotationDataModule(TaskDataModule):
         if split != "predict" and self.class_names is not None:
             rows.set_class_indices(self.class_names, len(self.class_names), split)
         return rows
-
-    def _open(self, split: Split) -> list[tuple[Any, Any]]:
-        return [self.form.open(source, split) for source in self.sources[split]]
 
 
 class EntailmentDataModule(AnnotationDataModule):
