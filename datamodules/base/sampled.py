@@ -71,6 +71,9 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     asks: ClassVar[tuple[type, ...]] = ()
     """Protocols of the module that the datamodule reads (`contract`)."""
 
+    fixed_options: ClassVar[frozenset[str]] = frozenset()
+    """Arguments of the base class that the constructor of this class sets itself, and so does not take."""
+
     def __init__(
         self,
         *,

@@ -38,6 +38,7 @@ class TaskDataModule(TextDataModule):
     image_names: ClassVar[tuple[str, ...]] = ("image",)
     class_names: tuple[str, ...] | None = None
     """Names of the classes by index."""
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"predict_texts"})
 
     def __init__(
         self, *, max_tokens: int = 512, append_sep: bool = False, clean_captions: bool = True, **options: Any
