@@ -259,7 +259,9 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         if "train" not in self._rows:
             return
         self._check_stream(state_dict.get("stream", {}))
-        now, processes, self._by_process = self._sizes(), self.replicas()[0], []
+        now = self._sizes()
+        processes = self.replicas()[0]
+        self._by_process = []
         if state_dict.get("processes", processes) != processes:  # reported with all that this changes
             if then != now:
                 self._by_process.append(
@@ -373,18 +375,18 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     def limited_items(self, split: Split, rows: Any, length: int) -> np.ndarray:
         """Return the items of `limit_eval_rows`, int64 [n]; warn if their labels are unlike those of the split."""
         labels = self.evaluation_labels(rows)
-        places = drawn_evenly(length, self.limit_eval_rows, labels)
-        if len(places) < length:
-            rank_zero_info(f"The {split} reads {len(places)} of {length} items (data.limit_eval_rows).")
+        items = drawn_evenly(length, self.limit_eval_rows, labels)
+        if len(items) < length:
+            rank_zero_info(f"The {split} reads {len(items)} of {length} items (data.limit_eval_rows).")
         option = {"validation": "limit_val_batches", "test": "limit_test_batches"}[split]
         limit = getattr(self.trainer, option, 1.0)
         if labels is not None and limit and not getattr(self.trainer, "fast_dev_run", False):
-            read = evaluated_items(len(places), self.eval_batch_size, self.replicas()[0], limit)
+            read = evaluated_items(len(items), self.eval_batch_size, self.replicas()[0], limit)
             names: Sequence[str] | None = getattr(self, "class_names", None)
-            found = remark_on_labels(np.asarray(labels, np.int64), places[read], split, names, f"trainer.{option}")
-            if found is not None:
-                rank_zero_warn(found)
-        return places
+            remark = remark_on_labels(np.asarray(labels, np.int64), items[read], split, names, f"trainer.{option}")
+            if remark is not None:
+                rank_zero_warn(remark)
+        return items
 
     def torch_loader(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
         """Return torch's loader of a dataset.

@@ -87,10 +87,10 @@ class TrainingSet(SeededSet):
         return self.read(item % self.length, sample_numbers(self.seed, epoch, item))
 
     def __getitem__(self, key: Key) -> Outcome:
-        epoch, first = key
+        epoch, planned = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
-            item = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
+            item = substitute(self.seed, epoch, planned, attempt, self.length) if attempt else planned
             try:
                 sample = self.sample(epoch, item)
             except BadSample as bad:
@@ -104,7 +104,7 @@ def usable_samples(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fa
     """Return the usable samples of a batch, the number of samples that were read, and the faults."""
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
-    return samples, sum(outcome.seen for outcome in outcomes), faults
+    return samples, sum(outcome.num_read for outcome in outcomes), faults
 
 
 def stacked(images: list[torch.Tensor]) -> torch.Tensor:

@@ -141,7 +141,8 @@ class TrainingPosition:
         # Not the loader's length, since `limit_train_batches` shortens epochs.
         limit = trainer.num_training_batches
         per_epoch = self._length if math.isinf(limit) else max(1, int(limit))
-        total, current = progress.total.ready, progress.current.ready
+        total = progress.total.ready
+        current = progress.current.ready
         if (total - current) % per_epoch == 0:
             return divmod(total, per_epoch)
         # An earlier epoch ended early (`on_train_batch_start` returned -1); the next one started at its first batch.
@@ -240,4 +241,4 @@ def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int)
         )
     count = min(math.ceil(math.ceil(length / world_size) / batch_size), length // world_size)
     mine = np.array_split(np.arange(length), world_size)[rank]
-    return [part.tolist() for part in np.array_split(mine, count)]
+    return [batch.tolist() for batch in np.array_split(mine, count)]

@@ -74,7 +74,8 @@ class PredictTexts:
         """
         if self.given is None:
             return
-        total, usable = len(self.all), len(self.usable())
+        total = len(self.all)
+        usable = len(self.usable())
         if not usable:
             origin = f" in {self.given!r}" if isinstance(self.given, str) else ""
             raise UserError(
@@ -275,10 +276,10 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     def _text_loader(self) -> BatchLoader:
         texts = self._texts.usable()
-        places = list(texts)
+        numbers = list(texts)
         replicas, rank = self.replicas()
-        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
-        batches = [[places[item] for item in share] for share in shares]
+        shares = evaluation_batches(len(numbers), self.eval_batch_size, rank, replicas)
+        batches = [[numbers[item] for item in share] for share in shares]
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
             # No workers, since no images are decoded.

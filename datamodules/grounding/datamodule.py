@@ -68,8 +68,10 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refer, self.proposals = refer, proposals
-        self.horizontal_flip, self.rand_augment = horizontal_flip, rand_augment
+        self.refer = refer
+        self.proposals = proposals
+        self.horizontal_flip = horizontal_flip
+        self.rand_augment = rand_augment
         self._image_size = image_size
         self.pairs = PairSources(
             by_split(train, validation, test, predict),

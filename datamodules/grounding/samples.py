@@ -48,7 +48,7 @@ class GroundingRows(PairRows, Protocol):
 
 
 class GroundingSample(NamedTuple):
-    """A usable image with a text: its sample of `pair_samples`, its boxes, and its size in pixels."""
+    """A usable image with a text: its `pairs.samples.Sample`, its boxes, and its size in pixels."""
 
     pair: Any
     target: Target
@@ -102,9 +102,12 @@ class GroundingEvaluationSet(EvaluationSet):
         self.needs_right = needs_right
 
     def __getitem__(self, row: int) -> Outcome:
-        name, sizes = self.table.name(row), list[tuple[int, int]]()
+        name = self.table.name(row)
+        sizes: list[tuple[int, int]] = []
         try:
-            target, texts, image_id = self.table.target(row), self.table.captions(row), self.table.image_id(row)
+            target = self.table.target(row)
+            texts = self.table.captions(row)
+            image_id = self.table.image_id(row)
         except BadSample as bad:
             return Outcome(None, 1, [bad.fault])
 
@@ -133,7 +136,7 @@ class GroundingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, and encode the texts."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         pairs = EvaluationCollate(self.encoder, self.transform)([Outcome(sample.pair) for sample in samples])
         targets = [sample.target for sample in samples]
         unknown = [math.nan] * 4
@@ -146,7 +149,7 @@ class GroundingCollate:
             "ref_id": torch.tensor([target.ref_id for target in targets], dtype=torch.long),
             "part": [target.part for target in targets],
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
 
 class GroundingBatches:

@@ -71,7 +71,9 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         self._train_transform = train_transform if augment else eval_transform
         self._eval_transform = eval_transform
         self._views = views
-        self._preset, self._side, self._augment = preset, image_size, augment
+        self._preset = preset
+        self._side = image_size
+        self._augment = augment
 
     def default_train_transform(self) -> nn.Module:
         """Return the preset's training transform, with the normalization that the module's checkpoint expects."""
@@ -221,17 +223,17 @@ class ImageClassificationDataModule(LabelDataModule):
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
         opening = dataclasses.replace(self.opening, need_captions=split != "predict")
-        parts = [opening.open(source, split) for source in self.sources[split]]
+        sources = [opening.open(source, split) for source in self.sources[split]]
         if split == "train" and self.limit_train_rows is not None:
-            parts = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in parts]
-        return parts
+            sources = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in sources]
+        return sources
 
     def open_split(self, split: Split) -> LabelTable | None:
         """Open and check the rows of a split."""
-        parts = self.open_sources(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        rows = LabelTable(parts, self.max_pixels)
+        rows = LabelTable(sources, self.max_pixels)
         rows.check(split)
         return rows
 
@@ -300,11 +302,11 @@ class ImageClassificationDataModule(LabelDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, and the classes of training."""
-        known = self._num_classes is not None or bool(self._rows)
-        names = self.class_names if known else None
+        counted = self._num_classes is not None or bool(self._rows)
+        names = self.class_names if counted else None
         return super().state_dict() | {
             "class_names": list(names) if names else None,
-            "num_classes": self.num_classes if known else None,
+            "num_classes": self.num_classes if counted else None,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -113,13 +113,13 @@ class LabelCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the views."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
-            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+            return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run
         batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
         if self.transform is not None and not samples:
             batch = {name: empty_images(self.transform) for name in self.views}
         if all(sample.label is not None for sample in samples):
             batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)

@@ -95,10 +95,10 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
 
     def open_split(self, split: Split) -> CaptionRows[EmbeddedImages] | EmbeddedImages | None:
         """Open and check the rows of a split."""
-        parts = self.open_sources(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        images = EmbeddedImages(parts, self.embeddings)
+        images = EmbeddedImages(sources, self.embeddings)
         images.check_embedded(split, split != "predict")
         return CaptionRows(images) if split == "train" else images
 

@@ -58,9 +58,9 @@ class Embeddings:
         self.paths = paths
         self.values = np.concatenate([_values(table) for table in tables])
         keys = [key for table in tables for key in table[join_on].to_pylist()]
-        self._places = {key: place for place, key in enumerate(keys)}
-        if len(self._places) < len(keys):
-            twice = next(key for place, key in enumerate(keys) if self._places[key] != place)
+        self._rows = {key: row for row, key in enumerate(keys)}
+        if len(self._rows) < len(keys):
+            twice = next(key for row, key in enumerate(keys) if self._rows[key] != row)
             raise UserError(
                 f"Expected one embedding per {join_on} in data.embeddings, got several for {twice!r}: name each file "
                 "once, or set data.join_on."
@@ -74,27 +74,27 @@ class Embeddings:
         return int(self.values.shape[1])
 
     def __contains__(self, key: str | int) -> bool:
-        return key in self._places
+        return key in self._rows
 
     def __getitem__(self, key: str | int) -> torch.Tensor:
         """Return an embedding, float32 [D]."""
-        return torch.from_numpy(self.values[self._places[key]])
+        return torch.from_numpy(self.values[self._rows[key]])
 
 
 def _paths(file: str) -> list[Path]:
     path = Path(file).expanduser()
     if path.is_dir():
-        found = sorted(path.glob("**/*.parquet"))
+        paths = sorted(path.glob("**/*.parquet"))
     elif glob.has_magic(file) and not path.exists():
-        found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+        paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
     else:
-        found = [path] if path.exists() else []
-    if not found:
+        paths = [path] if path.exists() else []
+    if not paths:
         raise UserError(
             "Expected Parquet files of embeddings, as `vlightning predict` with an ImageEmbeddingModule writes them, "
             f"got none in {os.fspath(file)!r}: embed the images first, or correct data.embeddings."
         )
-    return found
+    return paths
 
 
 def _read(path: Path) -> Any:
@@ -130,12 +130,12 @@ class EmbeddedImages(PairTable):
     """Rows of captions and precomputed embeddings of their images.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         embeddings: embeddings of the images.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
-        super().__init__(parts, MAX_PIXELS)
+    def __init__(self, sources: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
+        super().__init__(sources, MAX_PIXELS)
         self.embeddings = embeddings
 
     def embedding(self, row: int) -> torch.Tensor:
@@ -196,7 +196,8 @@ class CaptionReader:
         Raises:
             BadSample: If the caption is empty, or the row cannot be used.
         """
-        images, image = self.rows.table, self.rows.image_row(row)
+        images = self.rows.table
+        image = self.rows.image_row(row)
         caption = self.rows.caption(row)
         if not _usable(caption):
             raise BadSample(EMPTY_CAPTION, images.name(image))
@@ -221,20 +222,22 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
         return len(self.images)
 
     def __getitem__(self, image: int) -> Outcome:
-        rows, table = self.images[image], self.rows
+        rows = self.images[image]
+        table = self.rows
         captions, faults = captions_of(table, rows)
-        seen = max(1, len(captions) + len(faults))
+        num_read = max(1, len(captions) + len(faults))
         if len(faults) == len(rows):
-            return Outcome(None, seen, faults)
+            return Outcome(None, num_read, faults)
         usable = [" ".join(caption.split()) for caption in captions if _usable(caption)]
         faults += [Fault(EMPTY_CAPTION, table.name(rows[0]))] * (len(captions) - len(usable))
         if self.need_captions and not usable:
-            return Outcome(None, seen, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
+            return Outcome(None, num_read, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
         try:
-            embedding, image_id = table.embedding(rows[0]), table.image_id(rows[0])
+            embedding = table.embedding(rows[0])
+            image_id = table.image_id(rows[0])
         except BadSample as bad:
-            return Outcome(None, seen, [*faults, bad.fault])
-        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), seen, faults)
+            return Outcome(None, num_read, [*faults, bad.fault])
+        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), num_read, faults)
 
 
 @dataclass
@@ -249,10 +252,10 @@ class EmbeddedCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the embeddings; `references` is a list with the captions of each image."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def stacked(self, samples: Sequence[EmbeddedCaption]) -> dict[str, Any]:
         """Return the entries that training and evaluation batches share."""
@@ -281,9 +284,9 @@ class CaptionCollate(EmbeddedCollate):
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the embeddings and encode the captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         texts = [" ".join(sample.captions[0].split()) for sample in samples]
         end = self.tokenizer.eos_token_id
         rows = [
@@ -293,7 +296,7 @@ class CaptionCollate(EmbeddedCollate):
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=end)
         lengths = torch.tensor([len(row) for row in rows])
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, seen, faults)
+        return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, num_read, faults)
 
 
 def _usable(caption: object) -> bool:

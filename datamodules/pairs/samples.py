@@ -127,12 +127,13 @@ class EvaluationSet(SeededSet):
         outcome = evaluation_outcome(
             lambda: self.table.image(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
         )
-        return Outcome(outcome.sample, outcome.seen + len(faults), [*faults, *outcome.faults])
+        return Outcome(outcome.sample, outcome.num_read + len(faults), [*faults, *outcome.faults])
 
 
 def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
     """Return the raw captions of the rows of one image, and the faults of rows whose captions cannot be read."""
-    captions, faults = list[str](), list[Fault]()
+    captions: list[str] = []
+    faults: list[Fault] = []
     for row in rows:
         try:
             captions += table.captions(row)
@@ -141,7 +142,7 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
     return captions, faults
 
 
-class EvaluationParts(Protocol):
+class PairEvaluation(Protocol):
     """Members of an evaluation dataset that `evaluation_outcome` reads."""
 
     transform: Transform
@@ -151,23 +152,23 @@ class EvaluationParts(Protocol):
 
 
 def evaluation_outcome(
-    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, parts: EvaluationParts
+    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, dataset: PairEvaluation
 ) -> Outcome:
     """Decode one image for evaluation, and select its usable captions; each empty caption is counted as a fault."""
-    usable = [caption for caption in captions if parts.encoder.usable(caption)]
+    usable = [caption for caption in captions if dataset.encoder.usable(caption)]
     faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
-    if not captions and parts.need_captions:
+    if not captions and dataset.need_captions:
         faults = [Fault(EMPTY_CAPTION, name)]
-    seen = max(1, len(captions))
-    if not usable and parts.need_captions:
-        return Outcome(None, seen, faults)
+    num_read = max(1, len(captions))
+    if not usable and dataset.need_captions:
+        return Outcome(None, num_read, faults)
     try:
         raw = load()
     except BadSample as bad:
-        return Outcome(None, seen, [*faults, bad.fault])
-    with seeded(sample_numbers(parts.seed, 0, index)[0]):
-        image = parts.transform(raw)
-    return Outcome(Sample(image, usable, image_id, index), seen, faults)
+        return Outcome(None, num_read, [*faults, bad.fault])
+    with seeded(sample_numbers(dataset.seed, 0, index)[0]):
+        image = dataset.transform(raw)
+    return Outcome(Sample(image, usable, image_id, index), num_read, faults)
 
 
 @dataclass
@@ -178,16 +179,16 @@ class TrainingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode the captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **self.encoder([sample.captions[0] for sample in samples]),
             "image_id": torch.tensor([sample.image_id for sample in samples]),
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
 
 @dataclass
@@ -203,7 +204,7 @@ class EvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode all of their captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         captions = [caption for sample in samples for caption in sample.captions]
         owners = [sample.image_id for sample in samples for _ in sample.captions]
         batch: dict[str, Any] = {
@@ -214,7 +215,7 @@ class EvaluationCollate:
             "text_image_id": torch.tensor(owners, dtype=torch.long),
             "text_id": torch.tensor([self._text_id(caption) for caption in captions], dtype=torch.long),
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def _text_id(self, caption: str) -> int:
         return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())

@@ -244,10 +244,10 @@ class VQADataModule(QuestionDataModule):
 
     def open_split(self, split: Split) -> QuestionTable | None:
         """Open and check the rows of a split."""
-        parts = self.open_sources(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        rows = QuestionTable(parts, self.opening.max_pixels, self._sources(split)[1])
+        rows = QuestionTable(sources, self.opening.max_pixels, self._sources(split)[1])
         rows.check(split)
         return rows
 

@@ -72,7 +72,8 @@ def _question(
     if None in item:  # the CSV reader's key of excess values
         raise BadSample("more values than columns", "")
     image, question, answers = columns
-    given, asked = item.get(image), item.get(question)
+    given = item.get(image)
+    asked = item.get(question)
     if given is None:
         raise BadSample("no image", "")
     if not isinstance(asked, str):
@@ -208,16 +209,16 @@ class QuestionTable(ImageTable):
     """Rows of an image, a question and answers of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
         share: part of the images whose rows are kept, from and up to a share of all; None for all rows.
     """
 
     def __init__(
-        self, parts: list[tuple[Any, Layout]], max_pixels: int, share: tuple[float, float] | None = None
+        self, sources: list[tuple[Any, Layout]], max_pixels: int, share: tuple[float, float] | None = None
     ) -> None:
-        super().__init__(parts, max_pixels)
-        self._texts = [dataset.select_columns(list(_TEXTS)) for dataset, _ in parts]
+        super().__init__(sources, max_pixels)
+        self._texts = [dataset.select_columns(list(_TEXTS)) for dataset, _ in sources]
         self._rows: np.ndarray | None = None
         if share is not None:
             shares = self._numbers("share", 0) / SHARES
@@ -239,12 +240,12 @@ class QuestionTable(ImageTable):
 
     def _numbers(self, column: str, missing: int) -> np.ndarray:
         """Return a column of numbers of all sources, int64 [N]; unusable rows have `missing`."""
-        parts = [
+        columns = [
             dataset.with_format("arrow")[:][column].fill_null(missing).to_numpy().astype(np.int64)
             for dataset in self._texts
             if dataset is not None
         ]
-        return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+        return np.concatenate(columns) if columns else np.zeros(0, np.int64)
 
     def question(self, row: int) -> str:
         """Return the raw question; raises `BadSample`."""

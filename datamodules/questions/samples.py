@@ -129,16 +129,18 @@ def question_groups(rows: QuestionRows, sizes: Sequence[int], most: int) -> tupl
         The groups, and the number of groups of each source.
     """
     ends = np.cumsum(sizes)
-    found: dict[tuple[int, int], list[int]] = {}
-    for image, own in enumerate(rows.images()):
-        for row, source in zip(own, np.searchsorted(ends, own, side="right").tolist(), strict=True):
-            found.setdefault((source, image), []).append(row)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for image, image_rows in enumerate(rows.images()):
+        for row, source in zip(image_rows, np.searchsorted(ends, image_rows, side="right").tolist(), strict=True):
+            groups.setdefault((source, image), []).append(row)
     pieces = [
-        (source, own[start : start + most]) for (source, _), own in found.items() for start in range(0, len(own), most)
+        (source, group[start : start + most])
+        for (source, _), group in groups.items()
+        for start in range(0, len(group), most)
     ]
     pieces.sort(key=lambda piece: piece[1][0])
     counts = Counter(source for source, _ in pieces)
-    return [own for _, own in pieces], [counts[source] for source in range(len(sizes))]
+    return [piece for _, piece in pieces], [counts[source] for source in range(len(sizes))]
 
 
 def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[float]]:
@@ -150,7 +152,8 @@ def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[floa
     given = usable_answers(rows.answers(row))
     if not given:
         raise BadSample(NO_ANSWER, rows.name(row))
-    counts, fixed = Counter(given), rows.answer_weight(row)
+    counts = Counter(given)
+    fixed = rows.answer_weight(row)
     weights = [count / len(given) if fixed is None else fixed for count in counts.values()]
     return list(counts), weights
 
@@ -176,11 +179,12 @@ class QuestionReader:
 
         A group is read without its unusable questions, if one is usable.
         """
-        questions, bad = list[Question](), list[BadSample]()
-        for own in [row] if self.groups is None else self.groups[row]:
+        questions: list[Question] = []
+        bad: list[BadSample] = []
+        for question_row in [row] if self.groups is None else self.groups[row]:
             try:
-                text = usable_question(self.rows, own, self.encoder)
-                questions.append(Question(text, *weighted_answers(self.rows, own), own))
+                text = usable_question(self.rows, question_row, self.encoder)
+                questions.append(Question(text, *weighted_answers(self.rows, question_row), question_row))
             except BadSample as error:
                 bad.append(error)
         if not questions:
@@ -219,13 +223,13 @@ class QuestionCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, encode questions and answers."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         asked = [question for sample in samples for question in sample.questions]
         unusable = [fault for sample in samples for fault in sample.faults]
         encoded = encode_answers(self.tokenizer, [answer for question in asked for answer in question.answers])
-        owners = [place for place, question in enumerate(asked) for _ in question.answers]
+        owners = [index for index, question in enumerate(asked) for _ in question.answers]
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **self.encoder([question.text for question in asked]),
@@ -236,9 +240,9 @@ class QuestionCollate:
             "answer_places": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
         }
         if self.grouped:
-            places = [place for place, sample in enumerate(samples) for _ in sample.questions]
-            batch["image_index"] = torch.tensor(places)
-        return Collated(batch, seen + len(asked) + len(unusable) - len(samples), faults + unusable)
+            image_index = [index for index, sample in enumerate(samples) for _ in sample.questions]
+            batch["image_index"] = torch.tensor(image_index)
+        return Collated(batch, num_read + len(asked) + len(unusable) - len(samples), faults + unusable)
 
 
 class Asked(NamedTuple):
@@ -272,7 +276,9 @@ class QuestionEvaluationSet(SeededSet):
         return len(self.asked)
 
     def __getitem__(self, image: int) -> Outcome:
-        rows, questions, faults = self.asked[image], [], list[Fault]()
+        rows = self.asked[image]
+        questions: list[tuple[str, list[str], str, int]] = []
+        faults: list[Fault] = []
         for row in rows:
             try:
                 question = usable_question(self.rows, row, self.encoder)
@@ -305,17 +311,17 @@ class QuestionEvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, and encode their questions."""
-        samples, seen, faults = usable_samples(outcomes)
-        asked = [(place, *question) for place, sample in enumerate(samples) for question in sample.questions]
+        samples, num_read, faults = usable_samples(outcomes)
+        asked = [(index, *question) for index, sample in enumerate(samples) for question in sample.questions]
         columns = [list(column) for column in zip(*asked, strict=True)] if asked else [[], [], [], [], []]
-        place, question, answers, number, row = columns
+        image_index, question, answers, question_id, row = columns
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
             **self.encoder(question),
-            "image_index": torch.tensor(place, dtype=torch.long),
+            "image_index": torch.tensor(image_index, dtype=torch.long),
             "sample_index": torch.tensor(row, dtype=torch.long),
             "question": question,
-            "question_id": number,
+            "question_id": question_id,
             "answers": answers,
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)

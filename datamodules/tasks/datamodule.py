@@ -82,10 +82,10 @@ class TaskDataModule(TextDataModule):
             ValueError: If the split is not set up, or an image cannot be used.
         """
         try:
-            found: list[Image.Image] = self._opened(split).all_images(sample_index)
+            images: list[Image.Image] = self._opened(split).all_images(sample_index)
         except BadSample as bad:
             raise ValueError(f"{bad.fault.name} ({bad.fault.cause})") from None
-        return found
+        return images
 
     def text(self, split: Split, sample_index: int) -> str:
         """Return the text of a `sample_index`."""
@@ -183,10 +183,10 @@ class AnnotationDataModule(TaskDataModule):
 
     def open_split(self, split: Split) -> TaskTable | None:
         """Open and check the rows of a split."""
-        parts = self.open_sources(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        rows = TaskTable(parts, self.max_pixels, self.image_names)
+        rows = TaskTable(sources, self.max_pixels, self.image_names)
         rows.check_texts(split, self.clean_captions, self.max_words)
         if split != "predict" and self.class_names is not None:
             rows.set_class_indices(self.class_names, len(self.class_names), split)

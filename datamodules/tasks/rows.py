@@ -189,16 +189,16 @@ class TaskTable(LabelTable):
     """Images with a text and a label, of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
         image_columns: columns of the images of a row.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
-        super().__init__(parts, max_pixels)
+    def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
+        super().__init__(sources, max_pixels)
         self.image_columns = tuple(image_columns)
-        self._images = [dataset for dataset, _ in parts]  # with all columns
-        self._texts = [None] * len(parts)
+        self._images = [dataset for dataset, _ in sources]  # with all columns
+        self._texts = [None] * len(sources)
 
     def all_images(self, row: int) -> list[Image.Image]:
         """Return the decoded images of a row; raises `BadSample`."""
@@ -214,8 +214,8 @@ class TaskTable(LabelTable):
     def all_image_names(self, row: int) -> list[str]:
         """Return the absolute path of each image, or the name of the row if the data contains the image."""
         layout = self.layouts[self._locate(row)[0]]
-        found = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
-        return [path if data is None and path else self.name(row) for data, path in found]
+        encoded = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
+        return [path if data is None and path else self.name(row) for data, path in encoded]
 
     def text(self, row: int) -> str:
         """Return the raw text of a row; raises `BadSample`."""

@@ -56,7 +56,8 @@ class TaskReader:
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> TaskSample:
         """Read a row; arguments and errors as in `Reader`."""
-        text, target = self.rows.text(row), self.rows.target(row)
+        text = self.rows.text(row)
+        target = self.rows.target(row)
         if not self.encoder.usable(text):
             raise BadSample(EMPTY_CAPTION, self.rows.name(row))
         images = []
@@ -106,18 +107,18 @@ class TaskCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode the texts."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
-            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+            return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run
         batch: dict[str, Any] = {
-            name: stacked([sample.images[place] for sample in samples]) if samples else self._no_images()
-            for place, name in enumerate(self.images)
+            name: stacked([sample.images[index] for sample in samples]) if samples else self._no_images()
+            for index, name in enumerate(self.images)
         }
         batch |= self.encoder([sample.text for sample in samples])
         if all(sample.target is not None for sample in samples):
             batch |= self.targets([sample.target for sample in samples])
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def targets(self, targets: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the batch's entries for the targets: `label`, long [B]."""

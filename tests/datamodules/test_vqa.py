@@ -173,7 +173,7 @@ def test_an_unusable_question_of_a_group_is_counted_and_the_others_are_asked(fol
     (batch,) = module.train_dataloader()
     assert batch["sample_index"].tolist() == [0, 2]
     account = module.account("train")
-    assert (account.seen, dict(account.causes)) == (4, {"empty question": 1, "no answer": 1})
+    assert (account.num_read, dict(account.causes)) == (4, {"empty question": 1, "no answer": 1})
 
 
 def test_drawn_images_have_questions_of_all_kinds():
