@@ -31,6 +31,7 @@ from .sampling import (
     TrainingBatchSampler,
     TrainingPosition,
     batches_per_epoch,
+    compare_order,
     evaluation_batches,
     share_of_batch,
 )
@@ -233,14 +234,15 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         self.teardown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed of the run, and the sizes that the batch counter depends on."""
-        sizes = self._sizes() if "train" in self._rows else (self.batch_size * self.replicas()[0], None)
+        """Return the seed of the run, and what the order of samples depends on beside it."""
+        rows = self._rows.get("train")
+        processes = self.replicas()[0]
         return {
             "seed": self.run_seed,
-            "global_batch_size": sizes[0],
-            "rows": sizes[1],
-            "processes": self.replicas()[0],
-            "stream": self.row_loaders.stream_settings(self._rows["train"]) if "train" in self._rows else {},
+            "global_batch_size": self.batch_size * processes,
+            "rows": None if rows is None else self.row_loaders.epoch_rows(rows),
+            "processes": processes,
+            "stream": {} if rows is None else self.row_loaders.stream_settings(rows),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -255,42 +257,12 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
                 f"The data seed {self.run_seed} is replaced by {seed} from the checkpoint to continue the run."
             )
         self._seed = seed
-        then = state_dict.get("global_batch_size"), state_dict.get("rows")
-        if "train" not in self._rows:
-            return
-        self._check_stream(state_dict.get("stream", {}))
-        now = self._sizes()
-        processes = self.replicas()[0]
-        self._by_process = []
-        if state_dict.get("processes", processes) != processes:  # reported with all that this changes
-            if then != now:
-                self._by_process.append(
-                    f"a global batch has {now[0]} of {now[1]} training rows, not {then[0]} of {then[1]} (set "
-                    "data.global_batch_size)"
-                )
-        elif now != then:
-            rank_zero_warn(
-                f"The run of the checkpoint had a global batch of {then[0]} from {then[1]} training rows, this run has "
-                f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
-            )
+        if "train" in self._rows:
+            self._by_process = compare_order(state_dict, SampledDataModule.state_dict(self))
 
     def by_process(self) -> list[str]:
         """Return in clauses what differs from the run of a checkpoint with another number of processes."""
         return self._by_process
-
-    def _check_stream(self, then: dict[str, Any]) -> None:
-        now = self.row_loaders.stream_settings(self._rows["train"])
-        differing = [
-            f"{name} {now[name]} instead of {then[name]}" for name in now if then.get(name, now[name]) != now[name]
-        ]
-        if differing:
-            raise UserError(
-                f"Expected a stream that is divided as in the run of the checkpoint, got {', '.join(differing)}, with "
-                "which some rows would be read twice and others never: set what differs as it was, or start anew."
-            )
-
-    def _sizes(self) -> tuple[int, int]:
-        return self.batch_size * self.replicas()[0], self.row_loaders.epoch_rows(self._rows["train"])
 
     # For callbacks
 

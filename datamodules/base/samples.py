@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +64,7 @@ class SeededSet(Dataset[Outcome]):
             return [self[key] for key in keys]
 
 
+@dataclass(eq=False)
 class TrainingSet(SeededSet):
     """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
@@ -74,10 +76,9 @@ class TrainingSet(SeededSet):
         seed: the run's seed.
     """
 
-    def __init__(self, length: int, read: Reader, seed: int) -> None:
-        self.length = length
-        self.read = read
-        self.seed = seed
+    length: int
+    read: Reader
+    seed: int
 
     def __len__(self) -> int:
         return self.length
@@ -98,6 +99,30 @@ class TrainingSet(SeededSet):
                 continue
             return Outcome(sample, attempt + 1, faults)
         return Outcome(None, ATTEMPTS, faults)
+
+
+@dataclass(eq=False)
+class EvaluationRows(SeededSet):
+    """Rows of an evaluation split, one sample each; unusable rows are skipped, never replaced.
+
+    Args:
+        length: number of rows.
+        read: reader of samples, without randomness in its transform.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    """
+
+    length: int
+    read: Reader
+    seed: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> Outcome:
+        try:
+            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
+        except BadSample as bad:
+            return Outcome(None, 1, [bad.fault])
 
 
 def usable_samples(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:

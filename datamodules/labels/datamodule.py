@@ -17,6 +17,7 @@ from ..base.faults import Account
 from ..base.images import ImageTransforms
 from ..base.loaders import BatchLoader
 from ..base.sampled import SampledDataModule
+from ..base.samples import EvaluationRows
 from ..base.stages import Split
 from ..reading.layout import Layout
 from ..reading.open import Opening
@@ -30,7 +31,7 @@ from ..transforms.classification import (
 from ..transforms.clip import pair_eval_transform
 from ..transforms.normalize import in_pixels
 from .rows import LabelTable
-from .samples import LabelCollate, LabelledEvaluationSet, LabelledRows, LabelReader, readable_label
+from .samples import LabelCollate, LabelledRows, LabelReader, readable_label
 
 Preset = Literal["cifar", "imagenet"]
 
@@ -160,9 +161,11 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         labels = (readable_label(rows, row) for row in range(len(rows)))
         return [-1 if label is None else label for label in labels]
 
-    def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> LabelledEvaluationSet:
+    def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> EvaluationRows:
         """Return a dataset of images with labels."""
-        return LabelledEvaluationSet(rows, self.worker_transform(training=False), self.run_seed)
+        return EvaluationRows(
+            len(rows), LabelReader(rows, self.worker_transform(training=False), views=1), self.run_seed
+        )
 
     def evaluation_collate(self) -> LabelCollate:
         """Stack the images."""

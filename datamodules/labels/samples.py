@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
-from ..base.sampling import sample_numbers, seeded, view_seed
+from ..base.samples import Rows, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import seeded, view_seed
 
 
 class LabelledRows(Rows, Protocol):
@@ -73,30 +73,6 @@ def _copied(image: Image.Image | None) -> Image.Image:
     # A transform may modify the image in place.
     assert image is not None
     return image.copy()
-
-
-class LabelledEvaluationSet(SeededSet):
-    """Images of an evaluation split; unusable images are skipped, never replaced.
-
-    Args:
-        rows: rows of the split.
-        transform: image to float [3, H, W], without randomness.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
-    """
-
-    def __init__(self, rows: LabelledRows, transform: Transform, seed: int) -> None:
-        self.rows = rows
-        self.read = LabelReader(rows, transform, views=1)
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> Outcome:
-        try:
-            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
-        except BadSample as bad:
-            return Outcome(None, 1, [bad.fault])
 
 
 @dataclass

@@ -204,6 +204,7 @@ class CaptionReader:
         return EmbeddedCaption(images.embedding(image), [caption], images.image_id(image), row)
 
 
+@dataclass(eq=False)
 class EmbeddedEvaluationSet(Dataset[Outcome]):
     """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced.
 
@@ -213,10 +214,9 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
         need_captions: whether an image without captions counts as unusable.
     """
 
-    def __init__(self, rows: EmbeddedImages, images: Sequence[Sequence[int]], need_captions: bool) -> None:
-        self.rows = rows
-        self.images = images
-        self.need_captions = need_captions
+    rows: EmbeddedImages
+    images: Sequence[Sequence[int]]
+    need_captions: bool
 
     def __len__(self) -> int:
         return len(self.images)

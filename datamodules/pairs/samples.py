@@ -84,6 +84,7 @@ class PairReader:
         return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
 
 
+@dataclass(eq=False)
 class EvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced.
 
@@ -96,21 +97,12 @@ class EvaluationSet(SeededSet):
         need_captions: whether an image without captions counts as unusable.
     """
 
-    def __init__(
-        self,
-        table: PairRows,
-        images: Sequence[Sequence[int]],
-        transform: Transform,
-        encoder: Encoder,
-        seed: int,
-        need_captions: bool = True,
-    ) -> None:
-        self.table = table
-        self.images = images
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
-        self.need_captions = need_captions
+    table: PairRows
+    images: Sequence[Sequence[int]]
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    need_captions: bool = True
 
     def __len__(self) -> int:
         return len(self.images)

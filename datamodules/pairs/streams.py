@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +43,7 @@ class Share(NamedTuple):
     step: int
 
 
+@dataclass(eq=False)
 class StreamedBlock:
     """Rows of a stream that are shuffled together, with the members of `PairRows` that `PairReader` reads.
 
@@ -50,9 +52,8 @@ class StreamedBlock:
         rows: the rows, with their images still encoded.
     """
 
-    def __init__(self, stream: Stream, rows: list[StreamedRow]) -> None:
-        self.stream = stream
-        self.rows = rows
+    stream: Stream
+    rows: list[StreamedRow]
 
     def captions(self, row: int) -> list[str]:
         """Return the raw captions; raises `BadSample`."""
@@ -75,6 +76,7 @@ class StreamedBlock:
         return self.rows[row].name
 
 
+@dataclass(eq=False)
 class StreamedTrainingSet(IterableDataset[list[Outcome]]):
     """Dataset of the training batches of this process, starting at a position.
 
@@ -88,31 +90,22 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         block: number of rows that are shuffled together.
         replicas: number of processes, and the index of this one.
         position: epoch, and number of batches that were already done in it.
+        decoder: decoder of the images.
     """
 
+    stream: Stream
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    batch_size: int
+    batches: int
+    block: int
+    replicas: tuple[int, int]
+    position: tuple[int, int]
     decoder: Decoder = "pillow"
 
-    def __init__(
-        self,
-        stream: Stream,
-        transform: Transform,
-        encoder: Encoder,
-        seed: int,
-        batch_size: int,
-        batches: int,
-        block: int,
-        replicas: tuple[int, int],
-        position: tuple[int, int],
-    ) -> None:
-        self.stream = stream
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
-        self.batch_size = batch_size
-        self.batches = batches
-        self.block = block
-        self.replicas = replicas
-        self.epoch, self.done = position
+    def __post_init__(self) -> None:
+        self.epoch, self.done = self.position
 
     def __iter__(self) -> Iterator[list[Outcome]]:
         info = get_worker_info()
@@ -229,6 +222,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         return Outcome(None, ATTEMPTS, faults)
 
 
+@dataclass(eq=False)
 class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
     """Dataset of the part of an evaluation split that this process evaluates.
 
@@ -243,27 +237,17 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
         batch_size: images per process and batch.
         replicas: number of processes, and the index of this one.
         need_captions: whether an image without captions counts as unusable.
+        decoder: decoder of the images.
     """
 
+    stream: Stream
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    batch_size: int
+    replicas: tuple[int, int]
+    need_captions: bool
     decoder: Decoder = "pillow"
-
-    def __init__(
-        self,
-        stream: Stream,
-        transform: Transform,
-        encoder: Encoder,
-        seed: int,
-        batch_size: int,
-        replicas: tuple[int, int],
-        need_captions: bool,
-    ) -> None:
-        self.stream = stream
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
-        self.batch_size = batch_size
-        self.replicas = replicas
-        self.need_captions = need_captions
 
     def __iter__(self) -> Iterator[list[Outcome]]:
         count, _ = self.replicas

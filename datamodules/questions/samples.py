@@ -252,6 +252,7 @@ class Asked(NamedTuple):
     questions: list[tuple[str, list[str], str, int]]
 
 
+@dataclass(eq=False)
 class QuestionEvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its questions; unusable ones are skipped, never replaced.
 
@@ -263,20 +264,17 @@ class QuestionEvaluationSet(SeededSet):
         seed: the run's seed, so that a random transform has the same draws in each evaluation.
     """
 
-    def __init__(
-        self, rows: QuestionRows, images: Sequence[Sequence[int]], transform: Transform, encoder: Encoder, seed: int
-    ) -> None:
-        self.rows = rows
-        self.asked = images
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
+    rows: QuestionRows
+    images: Sequence[Sequence[int]]
+    transform: Transform
+    encoder: Encoder
+    seed: int
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.images)
 
     def __getitem__(self, image: int) -> Outcome:
-        rows = self.asked[image]
+        rows = self.images[image]
         questions: list[tuple[str, list[str], str, int]] = []
         faults: list[Fault] = []
         for row in rows:

@@ -11,6 +11,7 @@ from torch import nn
 from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample
+from ..base.samples import EvaluationRows
 from ..base.stages import Split
 from ..base.texts import TextDataModule
 from ..reading.layout import Layout
@@ -18,7 +19,7 @@ from ..reading.splits import Sources, by_split
 from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import Annotations, TaskTable
-from .samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
+from .samples import TaskCollate, TaskReader, TaskRows
 
 
 class TaskDataModule(TextDataModule):
@@ -64,10 +65,10 @@ class TaskDataModule(TextDataModule):
         """Return the class index of each row, -1 for a row without a readable one; None without classes."""
         return None if self.class_names is None else [_class_of(rows, row) for row in range(len(rows))]
 
-    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:
+    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> EvaluationRows:
         """Return a dataset of images with a text and, but for prediction, a target."""
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
-        return TaskEvaluationSet(len(rows), reader, self.run_seed)
+        return EvaluationRows(len(rows), reader, self.run_seed)
 
     def evaluation_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""

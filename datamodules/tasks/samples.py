@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Outcome
-from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
-from ..base.sampling import sample_numbers, seeded, view_seed
+from ..base.samples import Rows, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import seeded, view_seed
 from ..text.tokenizers import Encoder
 
 
@@ -65,30 +65,6 @@ class TaskReader:
             with seeded(view_seed(numbers[0], view)):
                 images.append(self.transform(image))
         return TaskSample(tuple(images), text, target, row)
-
-
-class TaskEvaluationSet(SeededSet):
-    """Rows of an evaluation split; unusable rows are skipped, never replaced.
-
-    Args:
-        length: number of rows.
-        read: reader of samples, without randomness in its transform.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
-    """
-
-    def __init__(self, length: int, read: TaskReader, seed: int) -> None:
-        self.length = length
-        self.read = read
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, row: int) -> Outcome:
-        try:
-            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
-        except BadSample as bad:
-            return Outcome(None, 1, [bad.fault])
 
 
 @dataclass
