@@ -125,8 +125,9 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
 
-    image_size: int
-    """Side of the square images, pixels; a subclass sets it."""
+    default_image_size: ClassVar[int | None] = None
+    """Side of the images without an argument and without trained weights."""
+    _image_size: int | None = None
 
     def __init__(
         self,
@@ -157,6 +158,24 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
         self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images, pixels: that of the argument, else what trained weights expect, else the default.
+
+        Raises:
+            AttributeError: If there is none of them.
+        """
+        size: int | None = (
+            self._image_size or self.expected_preprocessing().get("image_size") or self.default_image_size
+        )
+        if size is None:
+            raise AttributeError(f"{type(self).__name__} sets no image_size")
+        return size
+
+    @image_size.setter
+    def image_size(self, size: int | None) -> None:
+        self._image_size = size
 
     def default_eval_transform(self) -> nn.Module:
         """Return the transform that trained weights expect, else ALBEF's."""

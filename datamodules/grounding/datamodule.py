@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 
@@ -49,6 +49,8 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
     """
 
+    default_image_size: ClassVar[int | None] = 256
+
     def __init__(
         self,
         train: Sources = None,
@@ -72,17 +74,12 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         self.proposals = proposals
         self.horizontal_flip = horizontal_flip
         self.rand_augment = rand_augment
-        self._image_size = image_size
+        self.image_size = image_size
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, text_column, None, cache_dir),
             max_pixels,
         )
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
         """Return ALBEF's training transform with a resize to a square instead of the crop."""

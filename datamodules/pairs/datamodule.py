@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from torch import nn
 
+from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.decode import MAX_PIXELS
 from ..base.faults import Collated, Outcome
@@ -30,7 +31,7 @@ from .samples import (
     PairRows,
     TrainingCollate,
 )
-from .streams import StreamLoaders, check_streamed
+from .streams import StreamLoaders
 
 
 class PairDataModule(TextDataModule):
@@ -120,6 +121,8 @@ class ImageTextDataModule(PairDataModule):
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
     """
 
+    default_image_size: ClassVar[int | None] = 256
+
     def __init__(
         self,
         train: Sources = None,
@@ -150,20 +153,15 @@ class ImageTextDataModule(PairDataModule):
         self.horizontal_flip = horizontal_flip
         self.samples = samples
         self.max_pixels = max_pixels
-        self._image_size = image_size
+        self.image_size = image_size
         if streaming:
-            check_streamed(samples_per_epoch, samples == "captions", train is not None, self)
+            self._check_streaming(train is not None)
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
             max_pixels,
             streaming,
         )
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
         """Return the transform of `augmentation`, with the normalization that trained weights expect."""
@@ -189,3 +187,33 @@ class ImageTextDataModule(PairDataModule):
         if self.streaming:
             return StreamLoaders(self, self.samples_per_epoch or 0, self.shuffle_block)
         return RowLoaders(self)
+
+    def _check_streaming(self, trains: bool) -> None:
+        """Check the options that `streaming`, which does not know the numbers of rows, needs or excludes.
+
+        Args:
+            trains: whether there is a source of training rows.
+
+        Raises:
+            UserError: If an option does not fit.
+        """
+        if trains and self.samples_per_epoch is None:
+            raise UserError(
+                "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
+                "that make an epoch."
+            )
+        if trains and self.samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
+                "a source with five captions for each image a weight of 5."
+            )
+        if self.mixing_temperature != 1:
+            raise UserError(
+                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
+                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
+            )
+        if self.limit_eval_rows is not None:
+            raise UserError(
+                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
+                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
+            )

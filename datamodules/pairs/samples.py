@@ -137,10 +137,13 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
 class PairEvaluation(Protocol):
     """Members of an evaluation dataset that `evaluation_outcome` reads."""
 
-    transform: Transform
     encoder: Encoder
     seed: int
     need_captions: bool
+
+    @property
+    def transform(self) -> Transform:
+        """Image to float [3, H, W]."""
 
 
 def evaluation_outcome(

@@ -388,37 +388,3 @@ class StreamLoaders(RowLoaders):
             return data.torch_loader(dataset, data.evaluation_collate(), min(data.num_workers, 1), batch_size=None)
 
         return BatchLoader(make, None, data.account(split), keep=False, skip_empty=data.replicas()[0] == 1)
-
-
-def check_streamed(samples_per_epoch: int | None, by_caption: bool, trains: bool, data: TextDataModule) -> None:
-    """Check the options of a datamodule with those of streaming, which does not know the numbers of rows.
-
-    Args:
-        samples_per_epoch: training rows per epoch.
-        by_caption: whether a training row is a caption and not an image.
-        trains: whether there is a source of training rows.
-        data: the datamodule.
-
-    Raises:
-        UserError: If they do not fit together.
-    """
-    if trains and samples_per_epoch is None:
-        raise UserError(
-            "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
-            "that make an epoch."
-        )
-    if trains and by_caption:
-        raise UserError(
-            "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
-            "a source with five captions for each image a weight of 5."
-        )
-    if data.mixing_temperature != 1:
-        raise UserError(
-            f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
-            f"{data.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
-        )
-    if data.limit_eval_rows is not None:
-        raise UserError(
-            f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
-            f"{data.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
-        )

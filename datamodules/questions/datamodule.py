@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import nn
@@ -197,6 +197,8 @@ class VQADataModule(QuestionDataModule):
         UserError: If `held_out` is not a share.
     """
 
+    default_image_size: ClassVar[int | None] = 384
+
     def __init__(
         self,
         train: Sources = None,
@@ -222,15 +224,10 @@ class VQADataModule(QuestionDataModule):
         self.held_out = held_out
         self.horizontal_flip = horizontal_flip
         self.sources = by_split(train, validation, test, predict)
-        self._image_size = image_size
+        self.image_size = image_size
         weights = {"vg": 0.5} if dataset_weights is None else dataset_weights
         columns = image_column, question_column, answer_column
         self.opening = QuestionOpening(image_root, image_roots or {}, columns, weights, cache_dir, max_pixels)
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 384
 
     def default_train_transform(self) -> nn.Module:
         """Return ALBEF's transform for fine-tuning, whose crops have at least half of the area."""

@@ -131,6 +131,8 @@ class AnnotationDataModule(TaskDataModule):
     label_names: ClassVar[tuple[str, ...]] = ()
     own_suffix: ClassVar[str] = ""
 
+    default_image_size: ClassVar[int | None] = 384
+
     def __init__(
         self,
         train: Sources = None,
@@ -160,14 +162,9 @@ class AnnotationDataModule(TaskDataModule):
             self.own_suffix if image_suffix is None else image_suffix,
             cache_dir,
         )
-        self._image_size = image_size
+        self.image_size = image_size
         self.horizontal_flip = horizontal_flip
         self.max_pixels = max_pixels
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 384
 
     def default_train_transform(self) -> nn.Module:
         """Return the authors' transform of fine-tuning, with the normalization that trained weights expect.
