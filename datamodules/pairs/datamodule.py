@@ -38,7 +38,6 @@ class PairDataModule(TextDataModule):
     """Image-caption pairs, in batches of the project's contract (dicts of tensors).
 
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
-    Arguments are those of `TextDataModule`.
     """
 
     # Methods that the base class calls

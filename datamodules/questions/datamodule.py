@@ -44,11 +44,12 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
     """Questions about images, each with the answers that people gave.
 
     Evaluation reads each image once, with all of its questions, and `eval_batch_size` counts images. A subclass
-    defines the rows in `open_split`, and `answers`.
+    defines the rows in `open_split`, and `answers`. The options `clean_captions`, `pad_to_multiple_of` and
+    `predict_texts` have no effect on questions; the last one is refused.
 
     Args:
-        tokenizer: as in `TextDataModule`; one with [CLS] and [SEP]. A trained one is trained on the
-            training questions and answers.
+        tokenizer: hub name, local folder, BERT `vocab.txt` or `tokenizer.json` of a tokenizer with [CLS] and [SEP]; by
+            default a WordPiece tokenizer is trained on the training questions and answers.
         max_tokens: longest question in training, in tokens (ALBEF: 25); in evaluation questions are not truncated.
         append_sep: whether questions end with [SEP]; the ALBEF authors omit it. Answers end with it in any case.
         clean_questions: whether to apply ALBEF's question cleaning.

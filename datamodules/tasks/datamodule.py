@@ -129,8 +129,7 @@ class AnnotationDataModule(TaskDataModule):
     """
 
     label_names: ClassVar[tuple[str, ...]] = ()
-    own_suffix: ClassVar[str] = ""
-
+    default_suffix: ClassVar[str] = ""
     default_image_size: ClassVar[int | None] = 384
 
     def __init__(
@@ -159,7 +158,7 @@ class AnnotationDataModule(TaskDataModule):
             text_column,
             {"label": label_column},
             image_root,
-            self.own_suffix if image_suffix is None else image_suffix,
+            self.default_suffix if image_suffix is None else image_suffix,
             cache_dir,
         )
         self.image_size = image_size
@@ -200,7 +199,7 @@ class EntailmentDataModule(AnnotationDataModule):
     """
 
     label_names = ("contradiction", "neutral", "entailment")
-    own_suffix = ".jpg"
+    default_suffix = ".jpg"
 
 
 class NLVR2DataModule(AnnotationDataModule):
