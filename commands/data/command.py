@@ -10,7 +10,7 @@ from ...callbacks.figures.grid import draw_sheet, missing_glyphs
 from ...common.absent_network import leave_out_networks
 from ...common.errors import UserError
 from ...common.files import replacing
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.pairs.rows import CaptionRows
 from ..plan.configuration import build, build_without_weights, parse_fit
 from .counts import Counts, count_split, lines_of, shared_images

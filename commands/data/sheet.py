@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 
 SAMPLES = 64
 GAP = 4

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ...common.clip_vocabulary import CLIP_VOCABULARY
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.text.clip import CLIP, CLIP_TOKENS, CLIPTextEncoder
 from ...datamodules.text.tokenizers import Encoder, TextEncoder, set_ending
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import functools
 import inspect
 import os
-import textwrap
 import warnings
 from collections.abc import Mapping
 from types import FrameType
@@ -29,8 +27,8 @@ def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | No
     Raises:
         UserError: If both are given.
     """
-    own = (inspect.signature(base).parameters.get("batch_size") for base in cls.__mro__)
-    default = next(parameter.default for parameter in own if parameter is not None)
+    parameters = (inspect.signature(base).parameters.get("batch_size") for base in cls.__mro__)
+    default = next(parameter.default for parameter in parameters if parameter is not None)
     if global_batch_size is not None and batch_size != default:
         raise UserError(
             f"Expected data.batch_size, of each process, or data.global_batch_size, of all, got {batch_size} and "
@@ -55,37 +53,29 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
     values = dict(module.hparams)
     if "_instantiator" not in values:
         # Frames also hold values that a subclass passes to its base class and does not accept itself.
-        own = argument_names(type(module))  # type: ignore[arg-type]
-        values = {name: value for name, value in values.items() if name in own}
+        names = argument_names(type(module))  # type: ignore[arg-type]
+        values = {name: value for name, value in values.items() if name in names}
     plain = {name: _plain(value) for name, value in values.items()}
     replace_hyperparameters(module, keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}))
 
 
 @functools.cache
 def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a class's constructor arguments, including those passed through `**options`."""
+    """Return the names of a class's constructor arguments, including those passed through `**options`.
+
+    Those that a class sets itself (`SampledDataModule.fixed_options`) are left out.
+    """
     names: set[str] = set()
-    passed: set[str] = set()
+    fixed: set[str] = set()
     for base in cls.__mro__:
         if "__init__" not in vars(base):
             continue
-        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        names |= {one.name for one in own if one.kind is not one.VAR_KEYWORD} - passed
-        if all(one.kind is not one.VAR_KEYWORD for one in own):
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        names |= {each.name for each in parameters if each.kind is not each.VAR_KEYWORD} - fixed
+        if all(each.kind is not each.VAR_KEYWORD for each in parameters):
             break
-        passed |= _passed(base)
+        fixed |= vars(base).get("fixed_options", frozenset())
     return frozenset(names)
-
-
-def _passed(cls: type) -> set[str]:
-    """Return the names of the arguments that a constructor itself passes to its base class."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(cls)["__init__"])))
-    except (OSError, TypeError):  # typed into an interpreter, or generated
-        return set()
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    upwards = (call for call in calls if ast.unparse(call.func) == "super().__init__")
-    return {keyword.arg for call in upwards for keyword in call.keywords if keyword.arg}
 
 
 def _plain(value: Any) -> Any:
@@ -98,9 +88,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        entries = {key: _plain(part) for key, part in value.items()}
-        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in entries.values()) else entries
+        entries = {key: _plain(entry) for key, entry in value.items()}
+        return _NOT_PLAIN if any(entry is _NOT_PLAIN for entry in entries.values()) else entries
     if isinstance(value, (list, tuple)):
-        parts = [_plain(part) for part in value]
-        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else parts
+        items = [_plain(item) for item in value]
+        return _NOT_PLAIN if any(item is _NOT_PLAIN for item in items) else items
     return _NOT_PLAIN

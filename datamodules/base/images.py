@@ -80,9 +80,9 @@ class ImageTransforms(pl.LightningDataModule):
         """Move a batch to the device, and normalize its images there."""
         moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
         assert self.trainer is not None
-        found = self.normalized_batch(moved, self.trainer.training)
+        finished = self.normalized_batch(moved, self.trainer.training)
         # Before the transfer the trainer converted floats to its precision.
-        return moved if found is moved else self.trainer.precision_plugin.convert_input(found)
+        return moved if finished is moved else self.trainer.precision_plugin.convert_input(finished)
 
     def read_batch(self, batch: Any, training: bool) -> Any:
         """Return a batch of a loader; its images are normalized unless a running trainer will transfer the batch."""

@@ -9,7 +9,7 @@ from torch import nn
 from ...common.ranges import COUNT, POSITIVE_SHARE, SEED
 from ..base.stages import Split
 from ..base.texts import TextDataModule
-from ..pairs.base import PairDataModule
+from ..pairs.datamodule import PairDataModule
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from .shapes import ShapesTable
 

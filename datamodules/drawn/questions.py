@@ -9,7 +9,7 @@ from PIL import Image
 
 from ..base.sampling import generator
 from ..base.stages import Split
-from ..questions.base import QuestionDataModule
+from ..questions.datamodule import QuestionDataModule
 from .pairs import DrawnShapes
 from .shapes import COLORS, SHAPES, ShapesTable, Thing
 

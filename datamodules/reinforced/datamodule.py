@@ -12,7 +12,7 @@ from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.decode import MAX_PIXELS
 from ..base.stages import Split
-from ..pairs.base import PairDataModule
+from ..pairs.datamodule import PairDataModule
 from ..reading.cache import index_cache
 from ..reading.open import Opening, PairSources
 from ..reading.resolve import Sources, by_split
@@ -69,6 +69,7 @@ class ReinforcedDataModule(PairDataModule):
         "max_words": CLIP_TOKENS,
     }
     """Arguments of other datamodules that are fixed here; the command line encodes new texts by them."""
+    fixed_options: ClassVar[frozenset[str]] = frozenset({*text_options, "train_transform", "eval_transform"})
 
     def __init__(
         self,

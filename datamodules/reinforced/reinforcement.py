@@ -92,6 +92,7 @@ class ReinforcementDataModule(SampledDataModule):
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
+    fixed_options: ClassVar[frozenset[str]] = frozenset({"eval_batch_size", "persistent_workers"})
 
     def __init__(
         self,
@@ -182,10 +183,10 @@ class ReinforcementDataModule(SampledDataModule):
             dataset = ReinforcementSet(
                 rows, self._synthetic_rows, self._network_inputs(), self.draw, self.augmentations, self.run_seed
             )
-            return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
+            return self.torch_loader(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
         # One empty batch if there are no rows, since Lightning skips the hooks after the last batch without batches.
-        return self._remember(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
+        return self.registered(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
 
     # What the writer asks for
 

@@ -21,13 +21,8 @@ from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.base.decode import decode_image, read_regular
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.embedded import (
-    CaptionReader,
-    CaptionRows,
-    EmbeddedEvaluationSet,
-    EmbeddedImages,
-)
-from vlightning.datamodules.pairs.embeddings import Embeddings
+from vlightning.datamodules.pairs.embedded_rows import CaptionReader, EmbeddedEvaluationSet, EmbeddedImages, Embeddings
+from vlightning.datamodules.pairs.rows import CaptionRows
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.shards import SeparateImages, Shards
 from vlightning.datamodules.reinforced.rows import SampleEmbeddings

@@ -174,7 +174,7 @@ def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     assert faults == expected
     assert [row for batch in found for row in batch["sample_index"].tolist()] == [0, 6, 7]
     account = data.account("predict")
-    assert account.seen == 8
+    assert account.num_read == 8
     assert account.causes.total() == 5
     assert dict(account.remarks) == {"further captions of a row skipped": 1}
     assert next(pair.caption for batch in found for pair in batch["originals"].pairs if pair.row == 6) == "one"

@@ -22,7 +22,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.base.mixing import Mix
 from vlightning.datamodules.base.sampling import block_order, shard_order
-from vlightning.datamodules.pairs.stream_sets import StreamedTrainingSet
+from vlightning.datamodules.pairs.streams import StreamedTrainingSet
 from vlightning.datamodules.reading import parquet, remote
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream

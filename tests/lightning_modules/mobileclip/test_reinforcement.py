@@ -279,7 +279,7 @@ def test_blank_captions_are_dropped(folders, captioned):
     pairs = originals([[], [], []])
     reinforced = predicted(module, batch_for(module, pairs))
     assert reinforced.left_out == []
-    assert account.causes.total() == account.seen == 0
+    assert account.causes.total() == account.num_read == 0
     for pair in pairs:
         corner_ = np.array(Image.open(io.BytesIO(pair.image)))[0, 0, 0]
         text = f"seed {7 * pair.row} pixel {corner_}"

@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded
 from ..text.captions import text_id
-from .faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
-from .samples import Rows, SeededSet, Transform, stacked, usable_samples
-from .sampling import sample_numbers, seeded
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+from ..text.tokenizers import Encoder
 
 
-class PairRows(Rows, Protocol):
-    """Rows of images and captions."""
+class TrainingRows(Protocol):
+    """Members of rows of images and captions that training reads."""
+
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image (RGB); raises `BadSample`."""
 
     def captions(self, row: int) -> list[str]:
         """Return the raw captions; raises `BadSample`."""
 
     def image_id(self, row: int) -> int:
         """Return a number that is equal for rows of the same image; raises `BadSample`."""
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in messages."""
+
+
+class PairRows(TrainingRows, Rows, Protocol):
+    """Rows of images and captions."""
 
     def images(self) -> list[list[int]]:
         """Return the rows of each image, for evaluation."""
@@ -43,57 +51,40 @@ class Sample(NamedTuple):
     sample_index: int
 
 
-def training_sample(
-    load: Callable[[], Image.Image],
-    captions: Sequence[str],
-    encoder: Encoder,
-    transform: Transform,
-    numbers: tuple[int, int],
-    name: str,
-) -> tuple[torch.Tensor, str]:
-    """Decode and augment the image of a row, and draw one of its captions.
-
-    Args:
-        load: function that decodes the image.
-        captions: captions of the row.
-        encoder: decides which captions are usable.
-        transform: the training transform.
-        numbers: random numbers of the row, from `sample_numbers`.
-        name: name of the row in messages.
-
-    Raises:
-        BadSample: If there is no usable caption or image.
-    """
-    usable = [caption for caption in captions if encoder.usable(caption)]
-    if not usable:
-        raise BadSample(EMPTY_CAPTION, name)
-    raw = load()
-    with seeded(numbers[0]):
-        image = transform(raw)
-    return image, usable[numbers[1] % len(usable)]
-
-
 @dataclass
 class PairReader:
-    """Reader of training samples: an augmented image with one of its captions; see `training_sample`."""
+    """Reader of training samples: an augmented image with one of its captions.
 
-    rows: PairRows
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which captions are usable.
+    """
+
+    rows: TrainingRows
     transform: Transform
     encoder: Encoder
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
-        """Read a row; arguments and errors as in `Reader`."""
-        image, caption = training_sample(
-            lambda: self.rows.image(row),
-            self.rows.captions(row),
-            self.encoder,
-            self.transform,
-            numbers,
-            self.rows.name(row),
-        )
-        return Sample(image, [caption], self.rows.image_id(row), row)
+        """Decode and augment the image of a row, and draw one of its captions.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from `sample_numbers`.
+
+        Raises:
+            BadSample: If there is no usable caption or image.
+        """
+        usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
+        if not usable:
+            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
+        image = self.rows.image(row)
+        with seeded(numbers[0]):
+            pixels = self.transform(image)
+        return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
 
 
+@dataclass(eq=False)
 class EvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced.
 
@@ -106,21 +97,12 @@ class EvaluationSet(SeededSet):
         need_captions: whether an image without captions counts as unusable.
     """
 
-    def __init__(
-        self,
-        table: PairRows,
-        images: Sequence[Sequence[int]],
-        transform: Transform,
-        encoder: Encoder,
-        seed: int,
-        need_captions: bool = True,
-    ) -> None:
-        self.table = table
-        self.images = images
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
-        self.need_captions = need_captions
+    table: PairRows
+    images: Sequence[Sequence[int]]
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    need_captions: bool = True
 
     def __len__(self) -> int:
         return len(self.images)
@@ -137,12 +119,13 @@ class EvaluationSet(SeededSet):
         outcome = evaluation_outcome(
             lambda: self.table.image(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
         )
-        return Outcome(outcome.sample, outcome.seen + len(faults), [*faults, *outcome.faults])
+        return Outcome(outcome.sample, outcome.num_read + len(faults), [*faults, *outcome.faults])
 
 
 def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
     """Return the raw captions of the rows of one image, and the faults of rows whose captions cannot be read."""
-    captions, faults = list[str](), list[Fault]()
+    captions: list[str] = []
+    faults: list[Fault] = []
     for row in rows:
         try:
             captions += table.captions(row)
@@ -151,33 +134,36 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
     return captions, faults
 
 
-class EvaluationParts(Protocol):
+class PairEvaluation(Protocol):
     """Members of an evaluation dataset that `evaluation_outcome` reads."""
 
-    transform: Transform
     encoder: Encoder
     seed: int
     need_captions: bool
 
+    @property
+    def transform(self) -> Transform:
+        """Image to float [3, H, W]."""
+
 
 def evaluation_outcome(
-    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, parts: EvaluationParts
+    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, dataset: PairEvaluation
 ) -> Outcome:
     """Decode one image for evaluation, and select its usable captions; each empty caption is counted as a fault."""
-    usable = [caption for caption in captions if parts.encoder.usable(caption)]
+    usable = [caption for caption in captions if dataset.encoder.usable(caption)]
     faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
-    if not captions and parts.need_captions:
+    if not captions and dataset.need_captions:
         faults = [Fault(EMPTY_CAPTION, name)]
-    seen = max(1, len(captions))
-    if not usable and parts.need_captions:
-        return Outcome(None, seen, faults)
+    num_read = max(1, len(captions))
+    if not usable and dataset.need_captions:
+        return Outcome(None, num_read, faults)
     try:
         raw = load()
     except BadSample as bad:
-        return Outcome(None, seen, [*faults, bad.fault])
-    with seeded(sample_numbers(parts.seed, 0, index)[0]):
-        image = parts.transform(raw)
-    return Outcome(Sample(image, usable, image_id, index), seen, faults)
+        return Outcome(None, num_read, [*faults, bad.fault])
+    with seeded(sample_numbers(dataset.seed, 0, index)[0]):
+        image = dataset.transform(raw)
+    return Outcome(Sample(image, usable, image_id, index), num_read, faults)
 
 
 @dataclass
@@ -188,16 +174,16 @@ class TrainingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode the captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **self.encoder([sample.captions[0] for sample in samples]),
             "image_id": torch.tensor([sample.image_id for sample in samples]),
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
 
 @dataclass
@@ -213,7 +199,7 @@ class EvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode all of their captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         captions = [caption for sample in samples for caption in sample.captions]
         owners = [sample.image_id for sample in samples for _ in sample.captions]
         batch: dict[str, Any] = {
@@ -224,27 +210,7 @@ class EvaluationCollate:
             "text_image_id": torch.tensor(owners, dtype=torch.long),
             "text_id": torch.tensor([self._text_id(caption) for caption in captions], dtype=torch.long),
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def _text_id(self, caption: str) -> int:
         return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())
-
-
-def empty_images(transform: Transform) -> torch.Tensor:
-    """Return an empty batch [0, 3, H, W] with the image size of a transform."""
-    return transform(Image.new("RGB", (32, 32)))[None][:0]
-
-
-@dataclass
-class TextCollate:
-    """Build batches of texts: `input_ids`, `attention_mask`, and `text_index` [T], the index of each text."""
-
-    encoder: Encoder
-
-    def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
-        """Encode pairs of an index and a text."""
-        batch = {
-            **self.encoder([text for _, text in texts]),
-            "text_index": torch.tensor([index for index, _ in texts]),
-        }
-        return Collated(batch, len(texts), [])
