@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated
 
-from ...common.ranges import COUNT, SettingsGroup
-from ...common.sizes import check_heads, check_patches
+from ...common.ranges import COUNT, SettingsGroup, check_heads, check_patches
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors, by name."""

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import yaml
 
 from ...common.errors import UserError
+from ...common.files import read_yaml
 from ...common.names import did_you_mean
-from ...common.yaml_file import read_yaml
 from .configs import check_needed, find_config
 from .start import COMMANDS
 from .typed_values import Source, Typed

@@ -15,8 +15,9 @@ from ...common.ranges import (
     SHARE,
     Range,
     SettingsGroup,
+    check_heads,
+    check_patches,
 )
-from ...common.sizes import check_heads, check_patches
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...common.errors import UserError
-from ...common.sizes import check_heads
+from ...common.ranges import check_heads
 from ..networks.attention import attend
 from .settings import GenerationSettings, MapperSettings
 

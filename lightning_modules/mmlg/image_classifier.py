@@ -17,8 +17,7 @@ from torch.optim import Optimizer
 
 from ...callbacks import AtomicCheckpointIO, ClassPredictionWriter, missing_callbacks
 from ...common.errors import UserError
-from ...common.ranges import COUNT
-from ...common.sizes import check_heads, check_patches
+from ...common.ranges import COUNT, check_heads, check_patches
 from ..base.method import Method
 from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
 from ...common.errors import UserError
-from ...common.sizes import check_heads, check_patches
+from ...common.ranges import check_heads, check_patches
 from ..core.fitting import load_fitting
 from ..core.memory import in_slices
 from ..core.mlp import LeanMlp

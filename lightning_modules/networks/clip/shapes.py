@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import timm
 
 from ....common.errors import UserError
+from ....common.files import read_yaml
 from ....common.names import did_you_mean
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
-from ....common.yaml_file import read_yaml
 from ...core.clip_preprocessing import Interpolation, Three
 from ...core.settings import settings
 from . import tiny  # noqa: F401, registers its tower with timm
