@@ -152,8 +152,8 @@ class OnlineProbe(CheckedArguments, Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        labelled = isinstance(batch, Mapping) and {self.image, self.label} <= batch.keys()
-        if not labelled or not (self._restored or self._head is not None):
+        has_labels = isinstance(batch, Mapping) and {self.image, self.label} <= batch.keys()
+        if not has_labels or not (self._restored or self._head is not None):
             return
         assert self._counts is not None
         features = self._features(trainer, pl_module, batch)
