@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
