@@ -25,8 +25,8 @@ from ...callbacks import (
 )
 from ...callbacks.distributed.full_tensor import full_tensor
 from ..base.method import Bound, Method
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.precision import at_least_float32
-from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.settings import settings
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch

@@ -22,8 +22,7 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..core.memory import recomputed
-from ..core.mlp import LeanMlp
+from ..core.memory import LeanMlp, recomputed
 from ..core.precision import at_least_float32, unit
 from ..networks.attention import attend, set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows

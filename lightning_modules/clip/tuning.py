@@ -7,7 +7,7 @@ from open_clip import CustomTextCLIP
 from torch import nn
 
 from ...common.errors import UserError
-from ..core.batch_norm import BatchNorm
+from ..core.memory import BatchNorm
 from ..networks.clip.layers import layers_of
 from ..networks.clip.lora import add_adapters
 from ..optim.parameter_groups import weight_decay_groups

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from .folder import is_folder, read_folder
+from .checkpoints import is_folder, read_folder
 
 _STUDENT = "student."
 

@@ -1,13 +1,11 @@
 """Students of earlier trainings, read from checkpoints."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
+from ...common.preprocessing import Preprocessing, training_record
 from ..core.fitting import load_fitting, student_state
-from ..core.preprocessing import recorded_preprocessing
 from ..core.settings import settings
 from .descendant import PlainCLIP
 from .network import LearngeneCLIP, SummedCLIP
@@ -50,8 +48,8 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | Pla
     return student.eval()
 
 
-def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how evaluation prepared images in a training, in the form of `recorded_preprocessing`.
+def student_preprocessing(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how evaluation prepared images in a training, as a record.
 
     Without a datamodule of this package, the module's settings are used.
 
@@ -59,8 +57,5 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
         content: the checkpoint.
     """
     vision = settings(VisionSettings, content["hyper_parameters"]["vision"])
-    recorded = recorded_preprocessing(content)
-    if recorded is None:
-        own = Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic")
-        return dataclasses.asdict(own)
-    return recorded if "transform" in recorded else recorded | {"image_size": vision.image_size}
+    default = Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic")
+    return training_record(content, vision.image_size, lambda: default)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
+from ...common.preprocessing import Preprocessing
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
 from ..core.settings import settings
 from ..networks.published_clip import load_published
 from .descendant import as_clip
-from .pretrained import preprocessing_of_training, rebuild_student
+from .pretrained import rebuild_student, student_preprocessing
 from .settings import ClassifierVisionSettings, TowerSettings
 
 _TOWERS = ("tower.", "student.visual.")  # in checkpoints of VisionClassifierModule and of MMLGModule
@@ -81,7 +81,7 @@ def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
         return None
     source = f"the checkpoint {str(path)!r}"
     student = rebuild_student(content, source)
-    return as_clip(student).visual, Preprocessing.of(preprocessing_of_training(content), source)
+    return as_clip(student).visual, Preprocessing.from_dict(student_preprocessing(content), source)
 
 
 def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:

@@ -1,4 +1,4 @@
-"""Teachers of the user's own: any nn.Module that states the normalisation of its images.
+"""Teachers of the user's own: any `nn.Module` that states the normalization of its images.
 
 It has the attributes `mean` and `std`, three numbers each on the 0-1 scale, and `image_size` where it takes one size.
 """
@@ -7,13 +7,51 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Three
+from ...common.preprocessing import Interpolation, Normalization, Three
 from ..core.frozen import Frozen, reads_weights
-from ..core.teacher_images import Normalisation, TeacherImages
+
+
+class TeacherImages:
+    """Convert images of the data to those that the teacher was trained with.
+
+    Args:
+        size: image size that the teacher requires, in pixels; None where it takes any.
+        data: normalization of the data's images; None if the teacher accepts them unchanged.
+        teacher: normalization of the teacher's images; None if the teacher accepts them unchanged.
+        interpolation: interpolation of the resize.
+    """
+
+    def __init__(
+        self,
+        size: int | None,
+        data: Normalization | None,
+        teacher: Normalization | None,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
+        self.size = size
+        self.interpolation = interpolation
+        self.numbers = None if data is None or teacher is None or data == teacher else (*data, *teacher)
+        # One copy per type and device: copying in each step would wait for the device.
+        self._tensors: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Convert images [B, 3, S, S]."""
+        if self.numbers is not None:
+            key = image.dtype, image.device
+            if key not in self._tensors:
+                self._tensors[key] = [
+                    torch.tensor(part, dtype=image.dtype)[:, None, None].to(image.device) for part in self.numbers
+                ]
+            data_mean, data_std, mean, std = self._tensors[key]
+            image = (image * data_std + data_mean - mean) / std
+        if self.size is not None and self.size != image.shape[-1]:
+            image = F.interpolate(image, (self.size, self.size), mode=self.interpolation, antialias=True)
+        return image
 
 
 def class_path(network: nn.Module) -> str:
@@ -45,7 +83,7 @@ def given(network: Any, option: str, width: int = 1) -> nn.Module | None:
     return network if isinstance(network, nn.Module) else None
 
 
-def stated_normalisation(network: nn.Module) -> Normalisation:
+def stated_normalization(network: nn.Module) -> Normalization:
     """Return the normalisation that a network states.
 
     Raises:
@@ -59,7 +97,7 @@ def stated_normalisation(network: nn.Module) -> Normalisation:
             f"Expected the attributes mean and std of {class_path(network)}, three numbers each, std above 0, got "
             f"{got}: set them in its constructor; (0, 0, 0) and (1, 1, 1) are images on the 0-1 scale."
         )
-    return Normalisation(numbers["mean"], numbers["std"])
+    return Normalization(numbers["mean"], numbers["std"])
 
 
 def stated_size(network: nn.Module) -> int | None:
@@ -85,8 +123,8 @@ def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: use a datamodule whose "
             "property `preprocessing` has a mean and a std."
         )
-    of_data = Normalisation(tuple(known["mean"]), tuple(known["std"]))
-    return TeacherImages(stated_size(network), of_data, stated_normalisation(network))
+    of_data = Normalization(tuple(known["mean"]), tuple(known["std"]))
+    return TeacherImages(stated_size(network), of_data, stated_normalization(network))
 
 
 @torch.no_grad()

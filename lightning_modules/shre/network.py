@@ -13,8 +13,7 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from ...common.errors import UserError
 from ...common.sizes import check_heads, check_patches
-from ..core.memory import in_slices
-from ..core.mlp import LeanMlp
+from ..core.memory import LeanMlp, in_slices
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
 from .settings import TextSettings, ViTSettings

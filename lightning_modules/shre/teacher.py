@@ -10,11 +10,11 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from ...common.errors import UserError
+from ...common.preprocessing import Normalization
 from ..core.frozen import Frozen
-from ..core.teacher_images import Normalisation, TeacherImages
 from ..networks.classifiers import LibraryClassifier, build_classifier
 from ..networks.frozen_classifier import load_frozen
-from ..networks.own_teacher import checked_output, given, record, stated_normalisation, stated_size
+from ..networks.own_teacher import TeacherImages, checked_output, given, record, stated_normalization, stated_size
 from .settings import TeacherSettings
 from .teacher_encoder import ClassToken, load_class_token
 
@@ -49,17 +49,17 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     frozen.train()
 
 
-def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
+def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
     """Return the conversion for a teacher and a datamodule.
 
     Args:
-        network: the teacher's network. A model of timm, or a network of the user's own, names its normalisation, and
+        network: the teacher's network. A model of timm, or a network of the user's own, names its normalization, and
             its image size where that is fixed.
-        settings: normalisations that replace those of network and datamodule.
+        settings: normalizations that replace those of network and datamodule.
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
-        UserError: If the teacher's normalisation is known and the data's is not.
+        UserError: If the teacher's normalization is known and the data's is not.
     """
     config = _timm_config(network) if settings.network is None else _stated(network)
     size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
@@ -75,13 +75,13 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
             "model.teacher.image_mean and model.teacher.image_std."
         )
-    return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
+    return TeacherImages(size, Normalization(tuple(data_mean), tuple(data_std)), Normalization(tuple(mean), tuple(std)))
 
 
 def _stated(network: nn.Module) -> Mapping[str, Any]:
     """Return the image configuration of a network of the user's own, in timm's form."""
     size = stated_size(network)
-    return stated_normalisation(network)._asdict() | {
+    return stated_normalization(network)._asdict() | {
         "fixed_input_size": size is not None,
         "input_size": (3, size, size),
     }

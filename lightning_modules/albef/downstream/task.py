@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ....callbacks import EMACallback, EMAPair, StepSeedCallback, missing_callbacks
 from ...base.method import Method
 from ...base.vocabulary import TextTower
-from ...core.preprocessing import preprocessing_of_checkpoint
+from ...core.checkpoints import preprocessing_of_checkpoint
 from ...core.trainers import trainer_of
 from ...optim.adamw import adamw
 from ...optim.schedules import Schedule

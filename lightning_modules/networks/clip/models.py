@@ -18,7 +18,7 @@ from torch import nn
 from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
-from ...core.clip_preprocessing import Interpolation
+from ....common.preprocessing import Interpolation
 from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_mixer import add_mixers
 

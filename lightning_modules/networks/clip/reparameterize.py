@@ -24,7 +24,7 @@ from timm.models.fastvit import (
 from torch import Tensor, nn
 
 from ....common.errors import UserError
-from ...core.batch_norm import BatchNorm
+from ...core.memory import BatchNorm
 from .text_mixer import ConvNorm, TextRepMixer, TextRepMixerBlock, folded
 
 Folds = Literal["all", "branches"]

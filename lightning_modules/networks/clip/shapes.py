@@ -11,9 +11,9 @@ import timm
 
 from ....common.errors import UserError
 from ....common.names import did_you_mean
+from ....common.preprocessing import Interpolation, Three
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
 from ....common.yaml_file import read_yaml
-from ...core.clip_preprocessing import Interpolation, Three
 from ...core.settings import settings
 from . import tiny  # noqa: F401, registers its tower with timm
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
-from ...core.clip_preprocessing import Preprocessing
+from ....common.preprocessing import Preprocessing
 from ...core.precision import unit
-from ...core.tokenizer_files import save_tokenizer
-from ...core.transformers_files import without_progress, write_model, write_preprocessing
+from ...core.transformers_files import save_tokenizer, without_progress, write_model, write_preprocessing
 
 LAYOUT = "a folder that transformers' CLIPModel, AutoImageProcessor and AutoTokenizer load; of plain ViTs"
 """Description of the layout."""

@@ -1,4 +1,8 @@
-"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package."""
+"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package.
+
+`load_weights` fills a network, `load_pretrained` builds it too, and `network_of_training` rebuilds the network of a
+checkpoint of this package.
+"""
 
 import math
 import struct
@@ -21,8 +25,10 @@ from torch import Tensor, nn
 from ....callbacks import AtomicCheckpointIO
 from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
-from ...core.clip_preprocessing import Preprocessing
-from ..open_clip_folder import WEIGHTS_NAME
+from ....common.preprocessing import Preprocessing
+from ...core.settings import settings
+from .files import WEIGHTS_NAME
+from .lora import LoRASettings, merged_state
 from .models import build_model
 from .preprocessing import preprocessing_of
 from .shapes import Model
@@ -168,6 +174,50 @@ def fit(
             "weights are of."
         )
     return found
+
+
+def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> CustomTextCLIP:
+    """Build the evaluated network of a training, in eval mode.
+
+    Args:
+        arguments: hyperparameters of the module; `tuning.lora` describes adapters, which are merged.
+        state: state dict of that network.
+        source: where the state is from, for messages.
+
+    Raises:
+        UserError: If the state does not fit.
+    """
+    model = build_model(arguments["model"], arguments["vision"]["image_size"], arguments["max_tokens"])
+    if lora := arguments.get("tuning", {}).get("lora"):
+        state = merged_state(state, settings(LoRASettings, lora))
+    if "logit_bias" not in state:
+        model.logit_bias = None
+    model.load_state_dict(fit(model, state, source))
+    return model.eval()
+
+
+def network_of_training(content: Mapping[str, Any], source: str) -> tuple[CustomTextCLIP, str]:
+    """Return the evaluated network of a checkpoint: the moving average if there is one, else the student.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+
+    Returns:
+        The network, and "average" or "student".
+
+    Raises:
+        UserError: If the checkpoint is of another class, or does not fit its own arguments.
+    """
+    state, arguments = content["state_dict"], content["hyper_parameters"]
+    kind = "average" if any(key.startswith(AVERAGE) for key in state) else "student"
+    missing = [name for name in ("model", "vision", "max_tokens") if name not in arguments]
+    if missing:
+        raise UserError(
+            f"Expected the hyper_parameters of MobileCLIPModule or CLIPModule, found no {' and no '.join(missing)} "
+            f"among the hyper_parameters of {source}: it is of another class, or of another version of vlightning."
+        )
+    return rebuild(arguments, below(f"{kind}.", state), source), kind
 
 
 def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

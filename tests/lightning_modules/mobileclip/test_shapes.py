@@ -15,7 +15,7 @@ from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip.shapes import ModelShape, resolved
-from vlightning.lightning_modules.networks.clip.trained import read_published
+from vlightning.lightning_modules.networks.published_clip import read_published
 
 OWN = {
     "image_tower": "fastvit_mci_tiny",
