@@ -17,7 +17,7 @@ from transformers import BertForMaskedLM
 from ...common.errors import UserError
 from ..core.checkpoints import read_folder
 from ..core.fitting import load_fitting
-from ..networks.vit_weights import load_vision_weights, resize_positions
+from ..networks.vit import load_vision_weights, resize_positions
 from .network import FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
 from .teacher import copy_student

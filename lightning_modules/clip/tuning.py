@@ -8,8 +8,8 @@ from torch import nn
 
 from ...common.errors import UserError
 from ..core.memory import BatchNorm
-from ..networks.clip.layers import layers_of
 from ..networks.clip.lora import add_adapters
+from ..networks.clip.towers import layers_of
 from ..optim.parameter_groups import weight_decay_groups
 from .settings import TuningSettings
 

@@ -9,8 +9,8 @@ from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ..core.frozen import Frozen, reads_weights
 from ..networks.cifar import Classifier
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.own_teacher import (
     TeacherImages,
     checked_output,

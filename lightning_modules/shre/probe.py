@@ -24,7 +24,7 @@ from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.attention import set_vit_attention
-from ..networks.linear_probe import LinearProbe
+from ..networks.vit import LinearProbe
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.parameter_groups import layer_decay_groups

@@ -12,8 +12,8 @@ from torch import nn
 from ...common.errors import UserError
 from ...common.preprocessing import Normalization
 from ..core.frozen import Frozen
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.own_teacher import TeacherImages, checked_output, given, record, stated_normalization, stated_size
 from .settings import TeacherSettings
 from .teacher_encoder import ClassToken, load_class_token

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen, reads_weights
-from ..networks.vit_weights import read_vision_weights
+from ..networks.vit import read_vision_weights
 
 _SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
 _NOT_IN_TOWER = ("norm.", "fc_norm.", "head", "lm_head", "mask_token", "cls_pt_layers.", "decoder_", "logit_scale")

@@ -6,7 +6,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from transformers import BertModel
 
 from ..core.fitting import load_fitting
-from ..networks.vit_weights import load_vision_weights
+from ..networks.vit import load_vision_weights
 from .network import SHReNetwork, TextEncoder
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.networks.linear_probe import LinearProbe
+from vlightning.lightning_modules.networks.vit import LinearProbe
 
 
 def test_logits_are_a_linear_function_of_the_normalised_mean_of_the_patches():

@@ -1,4 +1,4 @@
-"""Initial weights of a ViT from public models."""
+"""Vision transformers: initial weights from public models, and SHRe's head for linear probing."""
 
 import pickle
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import timm
 from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...common.errors import UserError
 from ..core.fitting import load_fitting
@@ -83,12 +83,42 @@ def read_vision_weights(source: str) -> Mapping[str, Tensor]:
     for key, value in state.items():
         if key.startswith("blocks."):
             renamed[key] = value
-        for published, own in _DATA2VEC2_NAMES.items():
-            if key.startswith(_DATA2VEC2 + published):
-                renamed[key.replace(_DATA2VEC2 + published, own)] = value
+        for published_name, name in _DATA2VEC2_NAMES.items():
+            if key.startswith(_DATA2VEC2 + published_name):
+                renamed[key.replace(_DATA2VEC2 + published_name, name)] = value
     return renamed
 
 
 def _block_of(key: str) -> int:
-    found = re.match(r"blocks\.(\d+)\.", key)
-    return int(found[1]) if found else -1
+    match = re.match(r"blocks\.(\d+)\.", key)
+    return int(match[1]) if match else -1
+
+
+class LinearProbe(nn.Module):
+    """Average all tokens but the first, normalise, and classify with a linear layer (SHRe's thesis, listing 1).
+
+    Args:
+        width: width D of a token.
+        num_classes: number of classes C.
+    """
+
+    def __init__(self, width: int, num_classes: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.linear = nn.Linear(width, num_classes)
+        nn.init.trunc_normal_(self.linear.weight, std=0.02)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map tokens [B, T, D], the class token first, to logits [B, C].
+
+        Raises:
+            UserError: If there is no token beside the class token.
+        """
+        if tokens.dim() != 3 or tokens.shape[1] < 2:
+            raise UserError(
+                f"Expected tokens [B, T, D] of a class token and at least one patch, got {list(tokens.shape)}: use an "
+                "image encoder that does not pool its tokens."
+            )
+        logits: Tensor = self.linear(self.norm(tokens[:, 1:].mean(1)))
+        return logits
