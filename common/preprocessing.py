@@ -50,8 +50,10 @@ class Preprocessing:
     resize: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(self.mean))  # JSON has no tuples
-        object.__setattr__(self, "std", tuple(self.std))
+        for name in ("mean", "std"):  # of JSON they are lists, and perhaps of integers
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        if self.resize == self.image_size:
+            object.__setattr__(self, "resize", None)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any], source: str) -> "Preprocessing":
@@ -100,7 +102,7 @@ class Preprocessing:
         Raises:
             UserError: If images are resized to one size and cropped to another, which the entry cannot express.
         """
-        if self.resize not in (None, self.image_size):
+        if self.resize is not None:
             raise UserError(
                 f"Expected images resized to the size of the crop, which is all that open_clip's configuration can "
                 f"express, got a resize to {self.resize} pixels before a crop to {self.image_size}: "

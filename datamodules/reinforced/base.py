@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ...common.clip_vocabulary import CLIP_VOCABULARY
+from ...common.preprocessing import Interpolation, Three
 from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.faults import Collated, Outcome
 from ..base.samples import TrainingSet, stacked, usable_samples
@@ -18,8 +19,6 @@ from ..pairs.base import PairDataModule
 from ..text.clip import CLIP, CLIP_TOKENS
 from ..text.tokenizers import Encoder
 from ..transforms.clip import ReplayTransform, pair_eval_transform
-from ..transforms.normalize import ChannelValues
-from ..transforms.replay import Interpolation
 from .draws import ReinforcedDraws
 from .reader import ReinforcedReader, ReinforcedSample
 
@@ -120,8 +119,8 @@ class ReinforcedDataModule(PairDataModule):
         self,
         *,
         image_size: Annotated[int, COUNT] = 256,
-        image_mean: Annotated[ChannelValues | None, FINITE] = None,
-        image_std: Annotated[ChannelValues | None, POSITIVE] = None,
+        image_mean: Annotated[Three | None, FINITE] = None,
+        image_std: Annotated[Three | None, POSITIVE] = None,
         image_interpolation: Interpolation | None = None,
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",
