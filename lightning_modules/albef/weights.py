@@ -16,7 +16,7 @@ from transformers import BertForMaskedLM
 
 from ...common.errors import UserError
 from ..core.checkpoints import read_folder
-from ..core.fitting import load_fitting
+from ..core.fitting import fill_tied, load_fitting
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
@@ -180,12 +180,7 @@ def load_state(
         state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith("student.")}
         notes.append("the teacher as the student's copy")
 
-    for alias, name in tied_names(own).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in ALBEF, in "
-                f"{source}, got different values: give another checkpoint."
-            )
+    fill_tied(state, tied_names(own), source, name_in_source)
 
     resized = resize_position_tables(module.student.visual_encoder, state)
     if resized:

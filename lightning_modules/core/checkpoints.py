@@ -114,13 +114,13 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
     """
     if (other := explain_other_class(cls, saved)) is not None:
         return other
-    own = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
+    settings_here = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
     differing = [
-        f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
+        f"{argument} is {settings_here[argument]!r}, in the checkpoint {value!r}"
         for argument, value in flat(saved).items()
         # No weight's shape depends on a rate or on the name of a file.
-        if argument in own and not isinstance(value, float) and not argument.endswith("weights")
-        if _as_lists(own[argument]) != _as_lists(value)
+        if argument in settings_here and not isinstance(value, float) and not argument.endswith("weights")
+        if _as_lists(settings_here[argument]) != _as_lists(value)
     ]
     if not differing:
         return None

@@ -1,9 +1,10 @@
-"""Strict loading: all weights of a network, or none."""
+"""Strict loading: all weights of a network, or none; and tied weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
@@ -27,12 +28,13 @@ def load_fitting(
     Raises:
         UserError: If a key or shape does not match; the message lists them. Nothing is loaded then.
     """
-    own = module.state_dict()
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    expected = module.state_dict()
+    missing = expected.keys() - state.keys()
+    unexpected = state.keys() - expected.keys()
     misshapen = [
-        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own.keys() & state.keys()
-        if own[key].shape != state[key].shape
+        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in expected.keys() & state.keys()
+        if expected[key].shape != state[key].shape
     ]
     if missing or unexpected or misshapen:
         raise UserError(
@@ -41,6 +43,28 @@ def load_fitting(
             "of the source."
         )
     module.load_state_dict(state)
+
+
+def fill_tied(
+    state: dict[str, Tensor], tied: Mapping[str, str], source: str, name_of: Callable[[str], str] = str
+) -> None:
+    """Give tied tensors, which a file holds once or twice, both of their names in a state dict, in place.
+
+    Args:
+        state: state dict of a file.
+        tied: the redundant name of each tied tensor of the network, mapped to the other name.
+        source: where the state is from, for the message.
+        name_of: returns the name under which a key is reported.
+
+    Raises:
+        UserError: If both names are there with different values.
+    """
+    for alias, name in tied.items():
+        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
+            raise UserError(
+                f"Expected equal values of {name_of(name)} and {name_of(alias)}, one tensor in the model, in {source}, "
+                "got different values: give another checkpoint."
+            )
 
 
 def load_student(student: nn.Module, source: str, trained_by: str) -> str:
@@ -63,14 +87,14 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
             f"Expected a checkpoint to start from, got no file or folder {source!r}: correct model.weights."
         )
     exported = is_folder(path)
-    own = student_state(
+    state = student_state(
         {"state_dict": read_folder(path)[1]} if exported else AtomicCheckpointIO().load_checkpoint(path)
     )
-    if not own:
+    if not state:
         raise UserError(
             f"Expected a checkpoint of {trained_by}, got {source!r} without a student: correct model.weights."
         )
-    load_fitting(student, own, f"the student from {source!r}")
+    load_fitting(student, state, f"the student from {source!r}")
     return f"The student starts from {source!r}."
 
 

@@ -70,11 +70,11 @@ def in_slices(
     """
     if size is None:
         return function(*inputs)
-    parts = [
+    outputs = [
         recomputed(function, *rows, again=again)
         for rows in zip(*(tensor.split(size) for tensor in inputs), strict=True)
     ]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
 
 
 class LeanMlp(Mlp):

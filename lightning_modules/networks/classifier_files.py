@@ -119,8 +119,8 @@ def public_state(classifier: Classifier, state: Mapping[str, Tensor]) -> dict[st
         classifier: the classifier that the state belongs to.
         state: state dict with the public names, or with those of a checkpoint of this package.
     """
-    own = public_network(classifier).state_dict()
-    return _below(_LIBRARY, state) if all(_LIBRARY + name in state for name in own) else dict(state)
+    public_names = public_network(classifier).state_dict()
+    return _below(_LIBRARY, state) if all(_LIBRARY + name in state for name in public_names) else dict(state)
 
 
 def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
@@ -136,30 +136,34 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
     Raises:
         UserError: If the state belongs to another network, or was trained for another number of classes.
     """
-    own = network.state_dict()
-    state = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | dict(state)
-    missing = [name for name in own if name not in state]
-    unknown = [name for name in state if name not in own]
-    misshapen = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if not (missing or unknown or misshapen):
+    expected_state = network.state_dict()
+    state = {name: value for name, value in expected_state.items() if name.endswith(_COUNTER)} | dict(state)
+    missing = [name for name in expected_state if name not in state]
+    unexpected = [name for name in state if name not in expected_state]
+    misshapen = [name for name in expected_state if name in state and expected_state[name].shape != state[name].shape]
+    if not (missing or unexpected or misshapen):
         network.load_state_dict(state)
         return
 
-    head, head_of_state = _head(own), _head(state)
-    if not (missing or unknown) and head and head == head_of_state and set(misshapen) == _of_layer(head, own):
+    head = _head(expected_state)
+    head_of_state = _head(state)
+    same_names = not (missing or unexpected) and head == head_of_state
+    if same_names and head and set(misshapen) == _of_layer(head, expected_state):
+        classes = len(expected_state[head])
         raise UserError(
-            f"Expected weights for {len(own[head])} classes in {source}, got weights for {len(state[head])}: use "
+            f"Expected weights for {classes} classes in {source}, got weights for {len(state[head])}: use "
             "weights trained on this dataset, or set the number of classes to that of the weights."
         )
     differences = "; ".join(
         f"{len(names)} {what} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"
-        for what, names in (("missing", missing), ("unexpected", unknown), ("misshapen", misshapen))
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     )
-    found, expected = _cifar_name(state), _cifar_name(own) or type(network).__name__
+    expected = _cifar_name(expected_state) or type(network).__name__
+    trained = _cifar_name(state)
     raise UserError(
-        f"Expected weights of {expected} in {source}, got those of {found or 'another network'} ({differences}): "
-        + (f"build {found}." if found else "build the network that they were saved from.")
+        f"Expected weights of {expected} in {source}, got those of {trained or 'another network'} ({differences}): "
+        + (f"build {trained}." if trained else "build the network that they were saved from.")
     )
 
 
@@ -221,8 +225,8 @@ def _numpy_scalars() -> list[Any]:
     """Return the globals that unpickling numpy scalars needs; mdistiller stores accuracies as such."""
     scalar: Any = np.float64(0).__reduce__()[0]
     names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")  # numpy 2 and numpy 1
-    kinds = [type(np.dtype(kind)) for kind in ("float32", "float64", "int64")]
-    return [np.dtype, *kinds, *((scalar, name) for name in names)]
+    dtypes = [type(np.dtype(dtype)) for dtype in ("float32", "float64", "int64")]
+    return [np.dtype, *dtypes, *((scalar, name) for name in names)]
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -235,8 +239,8 @@ def _head(state: Mapping[str, Tensor]) -> str | None:
     return matrices[0] if len(matrices) == 1 else None
 
 
-def _of_layer(weight: str, own: Mapping[str, Tensor]) -> set[str]:
-    return {weight, f"{weight.removesuffix('weight')}bias"} & own.keys()
+def _of_layer(weight: str, state: Mapping[str, Tensor]) -> set[str]:
+    return {weight, f"{weight.removesuffix('weight')}bias"} & state.keys()
 
 
 def _cifar_name(state: Mapping[str, Tensor]) -> str | None:

@@ -45,7 +45,7 @@ class TeacherImages:
             key = image.dtype, image.device
             if key not in self._tensors:
                 self._tensors[key] = [
-                    torch.tensor(part, dtype=image.dtype)[:, None, None].to(image.device) for part in self.numbers
+                    torch.tensor(values, dtype=image.dtype)[:, None, None].to(image.device) for values in self.numbers
                 ]
             data_mean, data_std, mean, std = self._tensors[key]
             image = (image * data_std + data_mean - mean) / std
@@ -89,10 +89,10 @@ def stated_normalization(network: nn.Module) -> Normalization:
     Raises:
         UserError: If the attributes `mean` and `std` are not three numbers each.
     """
-    found = {name: getattr(network, name, None) for name in ("mean", "std")}
-    numbers = {name: _three(value) for name, value in found.items()}
+    stated = {name: getattr(network, name, None) for name in ("mean", "std")}
+    numbers = {name: _three(value) for name, value in stated.items()}
     if numbers["mean"] is None or numbers["std"] is None or min(numbers["std"]) <= 0:
-        got = " and ".join(f"{name} {value}" for name, value in found.items())
+        got = " and ".join(f"{name} {value}" for name, value in stated.items())
         raise UserError(
             f"Expected the attributes mean and std of {class_path(network)}, three numbers each, std above 0, got "
             f"{got}: set them in its constructor; (0, 0, 0) and (1, 1, 1) are images on the 0-1 scale."
@@ -116,15 +116,15 @@ def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
     Raises:
         UserError: If one of both does not state its normalisation.
     """
-    known = getattr(data, "preprocessing", None) or {}
-    if "mean" not in known or "std" not in known:
+    record = getattr(data, "preprocessing", None) or {}
+    if "mean" not in record or "std" not in record:
         raise UserError(
             "Expected the normalisation of the images, which the teacher needs, got none from "
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: use a datamodule whose "
             "property `preprocessing` has a mean and a std."
         )
-    of_data = Normalization(tuple(known["mean"]), tuple(known["std"]))
-    return TeacherImages(stated_size(network), of_data, stated_normalization(network))
+    data_normalization = Normalization(tuple(record["mean"]), tuple(record["std"]))
+    return TeacherImages(stated_size(network), data_normalization, stated_normalization(network))
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ....common.errors import UserError
-from ...core.fitting import load_fitting
+from ...core.fitting import fill_tied, load_fitting
 from ..official import QUEUES
 from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables
@@ -131,7 +131,7 @@ def load_task(
         }
         if not taught:
             notes.append("the teacher as the student's copy")
-    _check_shared(kept, own, source, name_in_source)
+    fill_tied(kept, shared_names(own), source, name_in_source)
     resized = resize_position_tables(module.student.visual_encoder, kept)
     if resized:
         notes.append(resized)
@@ -162,15 +162,3 @@ def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return a state without redundant names, which safetensors refuses."""
     shared = shared_names(state)
     return {name: tensor for name, tensor in state.items() if name not in shared}
-
-
-def _check_shared(
-    state: dict[str, Tensor], own: Mapping[str, Any], source: str, name_in_source: Callable[[str], str]
-) -> None:
-    """Fill in redundant names, and check that they have equal tensors."""
-    for alias, name in shared_names(own).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in the "
-                f"model, in {source}, got different values: give another checkpoint."
-            )

@@ -41,11 +41,11 @@ class Classifier(nn.Module, ABC):
 
     def forward_stages(self, image: Tensor, maps: bool = True) -> Stages:
         """Map images [B, 3, H, W] to the feature maps of the stages, if these are asked for, and pooled features."""
-        found: list[Tensor] = []
-        parts = [self.get_submodule(name) for name in (self.stages if maps else ())]
-        hooks = [part.register_forward_hook(lambda _, __, output: found.append(output)) for part in parts]
+        outputs: list[Tensor] = []
+        modules = [self.get_submodule(name) for name in (self.stages if maps else ())]
+        hooks = [module.register_forward_hook(lambda _, __, output: outputs.append(output)) for module in modules]
         try:
-            return Stages(found, self.forward_features(image))
+            return Stages(outputs, self.forward_features(image))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -56,10 +56,10 @@ PRESETS = {
 
 def preset_of(model: Model) -> ModelShape | None:
     """Return the shape of a model of `PRESETS`, of a file or of given fields; None for a model of open_clip's."""
-    found = resolved(model)
-    if isinstance(found, OpenClipConfig):
+    shape = resolved(model)
+    if isinstance(shape, OpenClipConfig):
         return None
-    return PRESETS.get(found) if isinstance(found, str) else found
+    return PRESETS.get(shape) if isinstance(shape, str) else shape
 
 
 def build_model(name: Model, image_size: int | None = None, context_length: int | None = 77) -> CustomTextCLIP:
@@ -184,4 +184,4 @@ def _as_the_vendors(trunk: Any) -> None:
 
 
 def _first_convolution(module: nn.Module) -> nn.Conv2d:
-    return next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))

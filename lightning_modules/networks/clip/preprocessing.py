@@ -123,5 +123,5 @@ def training_normalization(datamodule: Any, model: Model, vision: ImageSettings)
 def _with_settings(model: Model, vision: ImageSettings) -> Preprocessing:
     """Return the preprocessing of a model's images, with the given settings in place of its own."""
     settings = {name: getattr(vision, f"image_{name}") for name in ("mean", "std", "interpolation")}
-    own = preprocessing_of(model, vision.image_size)
-    return dataclasses.replace(own, **{name: value for name, value in settings.items() if value is not None})
+    preprocessing = preprocessing_of(model, vision.image_size)
+    return dataclasses.replace(preprocessing, **{name: value for name, value in settings.items() if value is not None})

@@ -136,32 +136,32 @@ def fit(
 
     Args:
         model: the network to fill.
-        state: the found weights under the model's names.
+        state: the weights under the model's names.
         source: where they are from, for messages.
         reported: returns the source's name for one of the model's.
 
     Raises:
         UserError: If weights are missing, unexpected, or of another shape.
     """
-    found = dict(state)
+    fitted = dict(state)
     missing, wrong = [], []
     expected = model.state_dict()
     for name, tensor in expected.items():
-        if name not in found and name in _ZERO_IF_MISSING:
-            found[name] = torch.zeros_like(tensor)
-        elif name not in found:
+        if name not in fitted and name in _ZERO_IF_MISSING:
+            fitted[name] = torch.zeros_like(tensor)
+        elif name not in fitted:
             missing.append(str(reported(name)))
-        elif found[name].numel() == tensor.numel() == 1:
-            found[name] = found[name].reshape(tensor.shape)
-        elif found[name].shape != tensor.shape:
-            wrong.append(f"{reported(name)} {list(found[name].shape)} instead of {list(tensor.shape)}")
-    unexpected = sorted(found.keys() - expected.keys())
+        elif fitted[name].numel() == tensor.numel() == 1:
+            fitted[name] = fitted[name].reshape(tensor.shape)
+        elif fitted[name].shape != tensor.shape:
+            wrong.append(f"{reported(name)} {list(fitted[name].shape)} instead of {list(tensor.shape)}")
+    unexpected = sorted(fitted.keys() - expected.keys())
     if len(wrong) == 1 and not missing and not unexpected and "text.positional_embedding" in expected:
-        length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
-        if length != own:
+        length, expected_length = (len(tensors["text.positional_embedding"]) for tensors in (fitted, expected))
+        if length != expected_length:
             raise UserError(
-                f"Expected positions of {own} tokens, got {length} in {source}: set data.max_tokens to {length}; in "
-                "Python, max_tokens of the module or context_length."
+                f"Expected positions of {expected_length} tokens, got {length} in {source}: set data.max_tokens to "
+                f"{length}; in Python, max_tokens of the module or context_length."
             )
     problems = [
         f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
@@ -173,7 +173,7 @@ def fit(
             f"Expected the weights of this model in {source}, got {' and '.join(problems)}: name the model that the "
             "weights are of."
         )
-    return found
+    return fitted
 
 
 def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> CustomTextCLIP:
@@ -251,8 +251,8 @@ def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
     if all(key.startswith(_WRAPPED) for key in state):
         state = below(_WRAPPED, state)
     for prefix, kind in ((AVERAGE, "the averaged weights of"), (STUDENT, "the student of")):
-        if own := below(prefix, state):
-            return own, f"{kind} the training"
+        if weights := below(prefix, state):
+            return weights, f"{kind} the training"
     return convert_to_custom_text_state_dict(state), "the checkpoint"
 
 
@@ -266,12 +266,12 @@ def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[s
         name, grid, prefix = "visual.positional_embedding", model.visual.grid_size, 1
     else:
         return []
-    found, own = state.get(name), model.state_dict().get(name)
-    if found is None or own is None or found.dim() != own.dim() or found.shape[-1] != own.shape[-1]:
+    table, expected = state.get(name), model.state_dict().get(name)
+    if table is None or expected is None or table.dim() != expected.dim() or table.shape[-1] != expected.shape[-1]:
         return []
-    side = math.isqrt(found.shape[-2] - prefix)
-    if found.shape == own.shape or side * side != found.shape[-2] - prefix:
+    side = math.isqrt(table.shape[-2] - prefix)
+    if table.shape == expected.shape or side * side != table.shape[-2] - prefix:
         return []
-    resampled = resample_abs_pos_embed(found.reshape(1, -1, found.shape[-1]), list(grid), num_prefix_tokens=prefix)
-    state[name] = resampled.reshape(own.shape)
+    resampled = resample_abs_pos_embed(table.reshape(1, -1, table.shape[-1]), list(grid), num_prefix_tokens=prefix)
+    state[name] = resampled.reshape(expected.shape)
     return [f"with positions resampled from {side}x{side} to {grid[0]}x{grid[1]}"]
