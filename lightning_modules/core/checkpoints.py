@@ -17,7 +17,8 @@ from ...common.errors import UserError
 from ...common.preprocessing import recorded_preprocessing
 from .settings import flat
 
-WEIGHTS_FILE, CONFIG_FILE = "model.safetensors", "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 """Files of an exported folder."""
 CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from timm.layers import Mlp
@@ -111,7 +111,7 @@ def _training_norms(network: nn.Module) -> list[BatchNorm]:
 def kept_statistics(network: nn.Module) -> Iterator[None]:
     """Keep running statistics unchanged in the forward passes inside, such as recomputations."""
     norms = _training_norms(network)
-    before = [(_statistics(norm)[2].clone(), norm.momentum) for norm in norms]
+    before = [(_statistics(norm).batches.clone(), norm.momentum) for norm in norms]
     for norm in norms:
         # Not `track_running_stats = False`: a recomputation would then save other tensors than the first pass.
         norm.momentum = 0.0
@@ -119,7 +119,7 @@ def kept_statistics(network: nn.Module) -> Iterator[None]:
         yield
     finally:
         for norm, (count, momentum) in zip(norms, before, strict=True):
-            _statistics(norm)[2].copy_(count)
+            _statistics(norm).batches.copy_(count)
             norm.momentum = momentum
 
 
@@ -132,7 +132,7 @@ def one_update(network: nn.Module) -> Iterator[None]:
         mean, var, count = _statistics(norm)
         before.append((mean.clone(), var.clone(), count, norm.momentum))
         norm.momentum = None  # the mean over the passes since the count was zero
-        # The layer divides by the count, and would synchronise in each pass if the count were on the device.
+        # The layer divides by the count, and would synchronize in each pass if the count were on the device.
         norm.num_batches_tracked = torch.zeros_like(count, device="cpu")
     try:
         yield
@@ -140,7 +140,8 @@ def one_update(network: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for norm, (old_mean, old_var, count, momentum) in zip(norms, before, strict=True):
                 mean, var, passes = _statistics(norm)
-                norm.num_batches_tracked, norm.momentum = count, momentum
+                norm.num_batches_tracked = count
+                norm.momentum = momentum
                 if not passes:
                     continue
                 count.add_(1)
@@ -149,8 +150,16 @@ def one_update(network: nn.Module) -> Iterator[None]:
                 var.copy_(torch.lerp(old_var, var, share))
 
 
-def _statistics(norm: BatchNorm) -> tuple[Tensor, Tensor, Tensor]:
+class _Statistics(NamedTuple):
+    """Running statistics of a layer."""
+
+    mean: Tensor
+    var: Tensor
+    batches: Tensor
+
+
+def _statistics(norm: BatchNorm) -> _Statistics:
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
-    return norm.running_mean, norm.running_var, norm.num_batches_tracked
+    return _Statistics(norm.running_mean, norm.running_var, norm.num_batches_tracked)

@@ -32,8 +32,10 @@ LAYOUTS = {
     "onnx_int8": "the same with int8 weights of matrices, quantized by ONNX Runtime",
 }
 """Description of each format."""
-_TRACED, _CHECKED = 2, (1, 3)  # batch sizes
-_MAX_ERROR, _MIN_COSINE = 1e-4, 0.9995  # of exported features, in float32 and in half precision
+_TRACED = 2  # batch size
+_CHECKED = (1, 3)  # batch sizes
+_MAX_ERROR = 1e-4  # of exported features in float32
+_MIN_COSINE = 0.9995  # of exported features in half precision
 _ONE_FILE = 1.9e9  # bytes of weights; an ONNX file holds at most 2 GiB
 
 

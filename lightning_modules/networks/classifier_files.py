@@ -22,7 +22,8 @@ from ..core.frozen import Frozen, reads_weights
 from .cifar import CIFAR_NETWORKS, Classifier
 from .classifiers import build_classifier, public_network
 
-_STUDENT, _WRAPPED = "student.", "module."
+_STUDENT = "student."  # prefix of checkpoints of this package
+_WRAPPED = "module."  # prefix of DataParallel
 _LIBRARY = "network."  # prefix of the names of a library's model in checkpoints of this package
 _COUNTER = "num_batches_tracked"  # of BatchNorm, since PyTorch 0.4.1
 _PLAIN = "--config configs/cocord/base.yaml --config configs/cocord/vanilla.yaml"

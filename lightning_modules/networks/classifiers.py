@@ -33,7 +33,7 @@ class LibraryClassifier(Classifier):
 
     Args:
         network: model of the library, whose last layer computes the logits.
-        classes: number of its classes, by which the last layer is recognised.
+        classes: number of its classes, by which the last layer is recognized.
 
     Raises:
         UserError: If the model does not have exactly one such layer, for example because it has two heads.

@@ -84,7 +84,7 @@ def given(network: Any, option: str, width: int = 1) -> nn.Module | None:
 
 
 def stated_normalization(network: nn.Module) -> Normalization:
-    """Return the normalisation that a network states.
+    """Return the normalization that a network states.
 
     Raises:
         UserError: If the attributes `mean` and `std` are not three numbers each.
@@ -114,7 +114,7 @@ def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
-        UserError: If one of both does not state its normalisation.
+        UserError: If one of both does not state its normalization.
     """
     record = getattr(data, "preprocessing", None) or {}
     if "mean" not in record or "std" not in record:
@@ -143,7 +143,8 @@ def checked_output(
     Raises:
         UserError: If the network fails on the example, or its output has another shape.
     """
-    shape, name = list(example.shape), class_path(network)
+    shape = list(example.shape)
+    name = class_path(network)
     weight = next(network.parameters(), None)
     example = example if weight is None else example.to(weight.device)  # "meta" in a plan
     expected = f"Expected an output of shape [1, {width or 'E'}] of {name} for an input of shape {shape}"

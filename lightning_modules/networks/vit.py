@@ -52,7 +52,8 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     if surplus:
         state = {key: value for key, value in state.items() if key not in surplus}
         done += f", its first {len(encoder.blocks)} blocks"
-    grid, prefix = encoder.patch_embed.grid_size, 0 if encoder.no_embed_class else 1
+    grid = encoder.patch_embed.grid_size
+    prefix = 0 if encoder.no_embed_class else 1
     table = state.get("pos_embed")
     if table is not None and table.shape[1] != encoder.pos_embed.shape[1]:
         done += f", positions resized from {table.shape[1] - prefix} to {grid[0] * grid[1]} patches"
@@ -95,7 +96,7 @@ def _block_of(key: str) -> int:
 
 
 class LinearProbe(nn.Module):
-    """Average all tokens but the first, normalise, and classify with a linear layer (SHRe's thesis, listing 1).
+    """Average all tokens but the first, normalize, and classify with a linear layer (SHRe's thesis, listing 1).
 
     Args:
         width: width D of a token.

@@ -1,4 +1,4 @@
-"""Base class and initialisation of the CIFAR networks."""
+"""Base class and initialization of the CIFAR networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ def pool(maps: Tensor) -> Tensor:
 
 
 def init_convolutions(network: nn.Module) -> None:
-    """Initialise convolutions by Kaiming's rule for the fan-out, N(0, 2 / (k * k * outputs)), with zero biases."""
+    """Initialize convolutions by Kaiming's rule for the fan-out, N(0, 2 / (k * k * outputs)), with zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -70,6 +70,6 @@ def init_convolutions(network: nn.Module) -> None:
 
 
 def init_linear(layer: nn.Linear) -> None:
-    """Initialise the weight from N(0, 0.01^2), as VGG does, and the bias with zeros."""
+    """Initialize the weight from N(0, 0.01^2), as VGG does, and the bias with zeros."""
     nn.init.normal_(layer.weight, std=0.01)
     nn.init.zeros_(layer.bias)

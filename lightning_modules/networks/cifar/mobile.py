@@ -140,7 +140,8 @@ class _UnitV1(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, first_groups: int) -> None:
         super().__init__()
         hidden = width // 4
-        self.stride, self.groups = stride, first_groups
+        self.stride = stride
+        self.groups = first_groups
         self.conv1 = _convolution(inputs, hidden, first_groups)
         self.bn1 = nn.BatchNorm2d(hidden)
         self.conv2 = _depthwise(hidden, stride)

@@ -73,7 +73,7 @@ class BottleneckResNet(Classifier):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        # torchvision's initialisation is the benchmark's: Kaiming-normal, and no zero for a block's last BatchNorm.
+        # torchvision's initialization is the benchmark's: Kaiming-normal, and no zero for a block's last BatchNorm.
         body = ResNet(_Bottleneck, [3, 4, 6, 3], num_classes)
         self.feature_dim = body.fc.in_features
         self.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)

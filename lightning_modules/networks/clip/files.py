@@ -19,7 +19,8 @@ from .models import has_vendor_stem, model_config, preset_of
 from .shapes import Model, resolved
 from .vendor_layout import is_vit, to_vendor
 
-CONFIG_NAME, WEIGHTS_NAME = "open_clip_config.json", "open_clip_model.safetensors"
+CONFIG_NAME = "open_clip_config.json"
+WEIGHTS_NAME = "open_clip_model.safetensors"
 """File names that open_clip looks for in a folder."""
 _LOCAL = "local-dir:"
 

@@ -36,7 +36,7 @@ class LoRASettings(SettingsGroup, option="tuning.lora"):
         weights: folder of adapters (`vlightning export --layout adapters`) to start from.
 
     Raises:
-        UserError: If the rank is below 1, or the dropout is no share.
+        UserError: If the rank is below 1, or the dropout is not in [0, 1).
     """
 
     rank: Annotated[int, COUNT] = 16
@@ -58,9 +58,11 @@ class LinearAttention(nn.Module):
         width = attention.embed_dim
         self.num_heads = attention.num_heads
         self.in_proj = nn.Linear(width, 3 * width)
-        self.in_proj.weight, self.in_proj.bias = attention.in_proj_weight, attention.in_proj_bias
+        self.in_proj.weight = attention.in_proj_weight
+        self.in_proj.bias = attention.in_proj_bias
         self.out_proj = nn.Linear(width, width)
-        self.out_proj.weight, self.out_proj.bias = attention.out_proj.weight, attention.out_proj.bias
+        self.out_proj.weight = attention.out_proj.weight
+        self.out_proj.bias = attention.out_proj.bias
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
@@ -155,7 +157,8 @@ def load_adapters(model: nn.Module, folder: str | Path) -> None:
             f"Expected a folder with {ADAPTER_FILE} as tuning.lora.weights, got {str(folder)!r}: correct it."
         )
     state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
-    loaded, names = load_file(file), {next(iter(adapter_state({name: tensor}))): name for name, tensor in state.items()}
+    loaded = load_file(file)
+    names = {next(iter(adapter_state({name: tensor}))): name for name, tensor in state.items()}
     if loaded.keys() != names.keys() or any(loaded[name].shape != state[names[name]].shape for name in loaded):
         raise UserError(
             f"Expected the adapters of this model with the rank and the targets of tuning.lora in {str(folder)!r}, got "
@@ -166,7 +169,8 @@ def load_adapters(model: nn.Module, folder: str | Path) -> None:
             state[names[name]].copy_(tensor)
 
 
-ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 """File names of peft."""
 
 

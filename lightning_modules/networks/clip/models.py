@@ -24,8 +24,15 @@ from .text_mixer import add_mixers
 
 
 def _large(image_tower: str, image_size: int = 256, interpolation: Interpolation = "bilinear") -> ModelShape:
-    mean, std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
-    return ModelShape(image_tower, image_size, 768, 768, mean=mean, std=std, interpolation=interpolation)
+    return ModelShape(
+        image_tower,
+        image_size,
+        embed_dim=768,
+        width=768,
+        mean=OPENAI_DATASET_MEAN,
+        std=OPENAI_DATASET_STD,
+        interpolation=interpolation,
+    )
 
 
 _S3, _S4 = _large("fastvit_mci3"), _large("fastvit_mci4")

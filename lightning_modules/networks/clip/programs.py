@@ -56,7 +56,8 @@ def export_towers(
     """
     image, text = (tower.cpu() for tower in towers(model, fused, normalize, dtype))
     _check_size(image, image_size)
-    length, words = model.context_length, model.vocab_size
+    length = model.context_length
+    words = model.vocab_size
     ids, _ = example_texts(length, words, start=words - 2, end=words - 1)  # CLIP's start and end are its highest ids
     pair = [
         Tower("image", image, {"image": example_images(image_size)}),

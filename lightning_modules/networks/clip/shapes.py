@@ -47,7 +47,7 @@ class ModelShape(SettingsGroup, option="model"):
             `embed_dims` of each stage of a `fastvit_mci0`.
 
     Raises:
-        UserError: If timm has no such tower, or the width is no multiple of 64.
+        UserError: If timm has no such tower, or the width is not a multiple of 64.
     """
 
     image_tower: str
@@ -103,7 +103,8 @@ def resolved(model: Model) -> str | ModelShape | OpenClipConfig:
     """
     if not isinstance(model, (str, Mapping)) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
         return model
-    fields, source = (_read(model), repr(model)) if isinstance(model, str) else (model, "the model's shape")
+    fields = _read(model) if isinstance(model, str) else model
+    source = repr(model) if isinstance(model, str) else "the model's shape"
     if "config" in fields:
         return settings(OpenClipConfig, fields)
     if "image_tower" not in fields:

@@ -111,15 +111,16 @@ def _of(name: str) -> str:
 def _config(model: Any, image_size: int) -> Any:
     from transformers import CLIPConfig
 
-    text, visual = getattr(model, "text", model), model.visual
-    vocabulary, length = model.vocab_size, model.context_length
+    text = getattr(model, "text", model)
+    visual = model.visual
+    vocabulary = model.vocab_size
     shared = {"projection_dim": visual.proj.shape[1]}
     return CLIPConfig(
         text_config=_tower(text.transformer)
         | shared
         | {
             "vocab_size": vocabulary,
-            "max_position_embeddings": length,
+            "max_position_embeddings": model.context_length,
             "bos_token_id": vocabulary - 2,
             "eos_token_id": vocabulary - 1,  # open_clip pools the token of the highest id
             "pad_token_id": vocabulary - 1,

@@ -34,7 +34,8 @@ from .preprocessing import preprocessing_of
 from .shapes import Model
 from .vendor_layout import from_vendor, is_vit, vendor_name
 
-STUDENT, AVERAGE = "student.", "average."
+STUDENT = "student."
+AVERAGE = "average."
 """Prefixes of the two networks of a training in its state dict."""
 _WRAPPED = "module."
 # timm's image towers have a bias that the vendor's lack; SigLIP has a logit bias that students trained here lack.
@@ -144,7 +145,8 @@ def fit(
         UserError: If weights are missing, unexpected, or of another shape.
     """
     fitted = dict(state)
-    missing, wrong = [], []
+    missing = []
+    wrong = []
     expected = model.state_dict()
     for name, tensor in expected.items():
         if name not in fitted and name in _ZERO_IF_MISSING:
@@ -209,7 +211,8 @@ def network_of_training(content: Mapping[str, Any], source: str) -> tuple[Custom
     Raises:
         UserError: If the checkpoint is of another class, or does not fit its own arguments.
     """
-    state, arguments = content["state_dict"], content["hyper_parameters"]
+    state = content["state_dict"]
+    arguments = content["hyper_parameters"]
     kind = "average" if any(key.startswith(AVERAGE) for key in state) else "student"
     missing = [name for name in ("model", "vision", "max_tokens") if name not in arguments]
     if missing:
@@ -260,13 +263,17 @@ def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[s
     """Resample a ViT's positions in place for the model's image size, and return a note for the log."""
     trunk = getattr(model.visual, "trunk", None)
     if isinstance(trunk, TimmViT):
-        name, grid = "visual.trunk.pos_embed", trunk.patch_embed.grid_size
+        name = "visual.trunk.pos_embed"
+        grid = trunk.patch_embed.grid_size
         prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
     elif isinstance(model.visual, OpenClipViT):
-        name, grid, prefix = "visual.positional_embedding", model.visual.grid_size, 1
+        name = "visual.positional_embedding"
+        grid = model.visual.grid_size
+        prefix = 1
     else:
         return []
-    table, expected = state.get(name), model.state_dict().get(name)
+    table = state.get(name)
+    expected = model.state_dict().get(name)
     if table is None or expected is None or table.dim() != expected.dim() or table.shape[-1] != expected.shape[-1]:
         return []
     side = math.isqrt(table.shape[-2] - prefix)
