@@ -4,11 +4,9 @@ A method is imported when one of its names is first used, so that ALBEF does not
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..common.lazy import LazyNames
-from .core.file_readers import Loaded, register_file_reader
 from .core.tokenizer_reader import register_tokenizer_reader
 
 if TYPE_CHECKING:
@@ -92,10 +90,3 @@ def _read_tokenizer(checkpoint: Mapping[str, Any]) -> tuple[str | None, str]:
     from ..datamodules.text.saved_tokenizer import saved_tokenizer
 
     return saved_tokenizer(checkpoint)
-
-
-@register_file_reader
-def _read_mobileclip(model: str, path: Path) -> Loaded | None:
-    from .networks.clip.trained import read_published
-
-    return read_published(model, path)

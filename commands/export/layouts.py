@@ -19,10 +19,10 @@ from ... import lightning_modules
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.files import check_free, run_folder_of
+from ...common.preprocessing import described, recorded_preprocessing
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.base.pretrained import LAYOUT, export_folder, rebuild
-from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, saved_settings
-from ...lightning_modules.core.preprocessing import described, is_checkpoint, recorded_preprocessing
+from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, is_checkpoint, saved_settings
 from ...lightning_modules.core.tokenizer_reader import TokenizerOf, read_tokenizer
 from ..cli.run_checkpoints import resolved
 

@@ -10,9 +10,8 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_refused
 from ...common.names import did_you_mean
-from ...lightning_modules.core.clip_preprocessing import Preprocessing
-from ...lightning_modules.core.folder import read_config
-from ...lightning_modules.core.preprocessing import has_pixels
+from ...common.preprocessing import Preprocessing, has_pixels
+from ...lightning_modules.core.checkpoints import read_config
 from .exported import PRETRAINED
 from .layouts import exported_classes
 from .texts import has_clip_texts, text_encoder, tokenizer_of_folder
@@ -52,7 +51,7 @@ def from_pretrained(name: str | Path) -> Pretrained:
         )
     model = known[kind].from_pretrained(folder).requires_grad_(False)
     record = config.get("preprocessing")
-    transform = Preprocessing.of(record, repr(str(name))).transform() if has_pixels(record) else None
+    transform = Preprocessing.from_dict(record, repr(str(name))).transform() if has_pixels(record) else None
     return Pretrained(model, transform, _tokenizer(model, folder, config))
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-    from ..transforms.replay import Interpolation
+    from ...common.preprocessing import Interpolation
 
 # Members of a module that datamodules read.
 

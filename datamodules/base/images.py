@@ -11,12 +11,12 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
+from ...common.preprocessing import transform_record
 from ..transforms.normalize import (
     ToNormalized,
     in_pixels,
     normalization_of,
     normalized,
-    preprocessing_of,
 )
 from .contract import ExpectsPreprocessing, asked_of
 
@@ -98,7 +98,7 @@ class ImageTransforms(pl.LightningDataModule):
     @property
     def preprocessing(self) -> dict[str, Any] | None:
         """Preprocessing of images in evaluation, as plain data; None if no images are read."""
-        return preprocessing_of(self.eval_transform)
+        return transform_record(self.eval_transform)
 
     @property
     def normalization(self) -> tuple[Sequence[float], Sequence[float]] | None:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ...common.clip_vocabulary import CLIP_VOCABULARY
+from ...common.preprocessing import Interpolation, Three
 from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.decode import MAX_PIXELS
 from ..base.stages import Split
@@ -22,8 +23,6 @@ from ..reading.table import PairTable
 from ..reading.tar import IMAGE_SUFFIXES
 from ..text.clip import CLIP, CLIP_TOKENS
 from ..transforms.clip import ReplayTransform, pair_eval_transform
-from ..transforms.normalize import ChannelValues
-from ..transforms.replay import Interpolation
 from .rows import OtherSizes, ReinforcedTable
 from .samples import ReinforcedCollate, ReinforcedDraws, ReinforcedReader, ReinforcedSet
 
@@ -75,8 +74,8 @@ class ReinforcedDataModule(PairDataModule):
         self,
         *,
         image_size: Annotated[int, COUNT] = 256,
-        image_mean: Annotated[ChannelValues | None, FINITE] = None,
-        image_std: Annotated[ChannelValues | None, POSITIVE] = None,
+        image_mean: Annotated[Three | None, FINITE] = None,
+        image_std: Annotated[Three | None, POSITIVE] = None,
         image_interpolation: Interpolation | None = None,
         max_tokens: int = CLIP_TOKENS,
         teacher_dtype: TeacherDtype = "float32",

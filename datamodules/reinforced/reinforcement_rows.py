@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
+from ...common.preprocessing import Interpolation
 from ..base.decode import decode_image, image_suffix
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..base.samples import SeededSet, stacked, usable_samples
@@ -20,14 +21,7 @@ from ..reading.shards import Shards
 from ..reading.table import PairTable
 from ..reading.tar import caption_of, json_of
 from ..text.captions import usable_caption
-from ..transforms.replay import (
-    Augmentation,
-    AugmentationDraw,
-    Interpolation,
-    augmentation_entries,
-    parse_augmentation,
-    replay,
-)
+from ..transforms.replay import Augmentation, AugmentationDraw, augmentation_entries, parse_augmentation, replay
 from .rows import SampleEmbeddings
 from .writer import ReinforcedRecord
 

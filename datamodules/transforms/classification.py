@@ -9,9 +9,10 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
+from ...common.preprocessing import Preprocessing
 from ...common.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, CheckedArguments
 from .clip import CLIPEvalTransform
-from .normalize import IMAGENET_MEAN, IMAGENET_STD, NormalizedTransform, ToNormalized, preprocessing
+from .normalize import IMAGENET_MEAN, IMAGENET_STD, NormalizedTransform, ToNormalized
 
 # Mean and standard deviation of CIFAR-100's training images, as in the CRD benchmark (arXiv 1910.10699).
 CIFAR100_MEAN = (0.5071, 0.4867, 0.4408)
@@ -80,7 +81,7 @@ class CIFAREvalTransform(_NormalizedCompose):
         std: Annotated[tuple[float, float, float], POSITIVE] = CIFAR100_STD,
     ) -> None:
         super().__init__([v2.Resize((size, size), InterpolationMode.BICUBIC)], mean, std)
-        self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
+        self.preprocessing = Preprocessing(size, mean, std, "bicubic", "squash").as_dict()
 
 
 class ImageNetTrainTransform(_NormalizedCompose):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -18,8 +18,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
+from ...common.preprocessing import Interpolation
 
-Interpolation = Literal["bilinear", "bicubic"]
 OPERATIONS = (
     "Identity",
     "ShearX",

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
+from ...common.preprocessing import described, recorded_preprocessing
 from ..base.encoder_programs import export_encoders
 from ..base.pretrained import LAYOUT, rebuild
-from ..core.preprocessing import described, recorded_preprocessing
 from ..core.programs import LAYOUTS as PROGRAMS
 from ..core.tokenizer_reader import TokenizerOf, read_tokenizer
 from .module import ALBEFModule

@@ -26,8 +26,8 @@ from ...callbacks import (
 )
 from ...callbacks.distributed.collectives import full_tensor
 from ..base.method import Bound, Method
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.precision import at_least_float32
-from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings

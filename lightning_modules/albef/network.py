@@ -23,8 +23,7 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..core.memory import in_slices, recomputed
-from ..core.mlp import LeanMlp
+from ..core.memory import LeanMlp, in_slices, recomputed
 from ..core.precision import at_least_float32, unit
 from ..evaluation.protocol import Batch
 from ..networks.attention import attend, set_vit_attention

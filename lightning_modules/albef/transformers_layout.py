@@ -11,10 +11,8 @@ from torch import Tensor
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing, writing
-from ..core.clip_preprocessing import Preprocessing
-from ..core.preprocessing import has_pixels
-from ..core.tokenizer_files import save_tokenizer
-from ..core.transformers_files import without_progress, write_model, write_preprocessing
+from ...common.preprocessing import Preprocessing, has_pixels
+from ..core.transformers_files import save_tokenizer, without_progress, write_model, write_preprocessing
 from .network import ALBEFNetwork, bert_sizes
 
 LAYOUT = (
@@ -80,7 +78,7 @@ def save_transformers(
             (staged / encoder).mkdir(parents=True)
         write_model(dict(_vit_state(network.visual_encoder.state_dict())), vit, "ViTModel", staged / "image")
         if has_pixels(record):
-            write_preprocessing(Preprocessing.of(record, "the checkpoint"), staged / "image")
+            write_preprocessing(Preprocessing.from_dict(record, "the checkpoint"), staged / "image")
         write_model(words, bert_sizes(module.text, layers), "BertModel", staged / "text")
         if tokenizer_json is not None:
             save_tokenizer(tokenizer_json, staged / "text", module.text.special_token_ids, module.text.max_tokens)

@@ -16,9 +16,9 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ...callbacks import FeatureQueue
 from ...common.errors import UserError
+from ..core.checkpoints import read_folder
 from ..core.fitting import fill_tied, load_fitting
-from ..core.folder import read_folder
-from ..networks.vit_weights import load_vision_weights, resize_positions
+from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
 from .settings import TextSettings, VisionSettings

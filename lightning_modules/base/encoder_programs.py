@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.preprocessing import described, recorded_preprocessing
+from ...common.preprocessing import described, recorded_preprocessing
 from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
 from ..core.tokenizer_reader import TokenizerOf
 from .pretrained import rebuild

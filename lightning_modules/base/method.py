@@ -18,6 +18,7 @@ from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from ...common.files import run_folder_of
+from ...common.preprocessing import recorded_preprocessing
 from ...common.private_api import load_plain
 from ...common.ranges import CheckedArguments
 from ..core.checkpoints import (
@@ -32,7 +33,6 @@ from ..core.checkpoints import (
 from ..core.data_sizes import DataSizes, compare_sizes
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen
-from ..core.preprocessing import recorded_preprocessing
 from ..core.settings import groups_of, plain
 from ..core.trainers import convert_before_restore, datamodule_of
 from ..evaluation.protocol import Batch, Evaluation

@@ -10,9 +10,9 @@ import yaml
 from lightning import LightningModule
 
 from ...callbacks.modules import chance_levels
+from ...common.preprocessing import described
 from ...common.shown import public
 from ..core.checkpoints import RESULTS_KEY, class_name
-from ..core.preprocessing import described
 from ..core.trainers import datamodule_of, trainer_of
 
 CARD_FILE = "README.md"

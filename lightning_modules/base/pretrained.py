@@ -11,11 +11,10 @@ from torch import Tensor
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
-from ..core.checkpoints import ORDERS_KEY, class_name
-from ..core.folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
+from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder
 from ..core.settings import accepted_names
-from ..core.tokenizer_files import save_tokenizer
 from ..core.tokenizer_reader import TokenizerOf
+from ..core.transformers_files import save_tokenizer
 from .model_card import CARD_FILE, Training, model_card
 from .provenance import Provenance
 

@@ -23,6 +23,7 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Bound
 from ..base.two_towers import TwoTowers
+from ..core.memory import MemorySettings
 from ..core.settings import plain
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -31,14 +32,13 @@ from ..losses.pairs import check_length, student_sides
 from ..losses.sigmoid import sigmoid_loss
 from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model
-from ..networks.clip.preprocessing import ImageSettings
-from ..networks.clip.settings import MemorySettings
+from ..networks.clip.preprocessing import ImageSettings, preprocessing_of_weights
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .settings import LossSettings, OptimSettings, TuningSettings
-from .start import load_start, model_of, needed_tokenizer, start_preprocessing
+from .start import load_start, model_of, needed_tokenizer
 from .tuning import fix_batch_norm, parameter_groups, prepare
 
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
@@ -173,7 +173,7 @@ class CLIPModule(TwoTowers):
         """Return the preprocessing that `weights` expect."""
         if self.weights is None:
             return None
-        return start_preprocessing(self.model, self.given, self.weights, self.vision.image_size)
+        return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
 
     def setup(self, stage: str) -> None:
         """Compare the data's tokenizer with that of the model.

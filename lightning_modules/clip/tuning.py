@@ -7,9 +7,9 @@ from open_clip import CustomTextCLIP
 from torch import nn
 
 from ...common.errors import UserError
-from ..core.batch_norm import BatchNorm
-from ..networks.clip.layers import layers_of
+from ..core.memory import BatchNorm
 from ..networks.clip.lora import add_adapters
+from ..networks.clip.towers import layers_of
 from ..optim.optimizers import weight_decay_groups
 from .settings import TuningSettings
 

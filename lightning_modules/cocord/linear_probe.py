@@ -21,8 +21,8 @@ from ..core.frozen import Frozen
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..networks.cifar import Classifier
 from ..networks.cifar.classifier import init_linear
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones

@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ..core.frozen import Frozen, reads_weights
-from ..core.teacher_images import TeacherImages
 from ..networks.cifar import Classifier
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.own_teacher import (
+    TeacherImages,
     checked_output,
     class_path,
     given,
     record,
-    stated_normalisation,
+    stated_normalization,
     stated_size,
     teacher_images,
 )
@@ -39,7 +39,7 @@ class OwnClassifier(Classifier):
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         super().__init__()
-        stated_normalisation(network)
+        stated_normalization(network)
         self.network = network.eval()
         self.images: TeacherImages | None = None
         computed: list[tuple[str, Tensor]] = []

@@ -1,4 +1,4 @@
-"""Strict loading: all weights of a network, or none."""
+"""Strict loading: all weights of a network, or none; and tied weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from .folder import is_folder, read_folder
+from .checkpoints import is_folder, read_folder
 
 _STUDENT = "student."
 
@@ -28,12 +28,13 @@ def load_fitting(
     Raises:
         UserError: If a key or shape does not match; the message lists them. Nothing is loaded then.
     """
-    own = module.state_dict()
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    expected = module.state_dict()
+    missing = expected.keys() - state.keys()
+    unexpected = state.keys() - expected.keys()
     misshapen = [
-        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own.keys() & state.keys()
-        if own[key].shape != state[key].shape
+        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in expected.keys() & state.keys()
+        if expected[key].shape != state[key].shape
     ]
     if missing or unexpected or misshapen:
         raise UserError(
@@ -87,14 +88,14 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
             f"Expected a checkpoint to start from, got no file or folder {source!r}: correct model.weights."
         )
     exported = is_folder(path)
-    own = student_state(
+    state = student_state(
         {"state_dict": read_folder(path)[1]} if exported else AtomicCheckpointIO().load_checkpoint(path)
     )
-    if not own:
+    if not state:
         raise UserError(
             f"Expected a checkpoint of {trained_by}, got {source!r} without a student: correct model.weights."
         )
-    load_fitting(student, own, f"the student from {source!r}")
+    load_fitting(student, state, f"the student from {source!r}")
     return f"The student starts from {source!r}."
 
 

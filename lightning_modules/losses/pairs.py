@@ -13,8 +13,7 @@ from torch import Tensor
 from ...callbacks import gather
 from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
-from ..core.batch_norm import kept_statistics, one_update
-from ..core.memory import in_slices
+from ..core.memory import in_slices, kept_statistics, one_update
 from ..core.precision import unit
 from .contrast import Side
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO, ImageEmbeddingWriter, missing_callbacks
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
+from ...common.preprocessing import Preprocessing
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
 from ..core.trainers import datamodule_of
 from ..networks.published_clip import load_published
-from .students import as_clip, preprocessing_of_training, rebuild_student
+from .students import as_clip, rebuild_student, student_preprocessing
 
 
 class ImageEmbeddingModule(LightningModule):
@@ -129,4 +129,4 @@ def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
         return None
     source = f"the checkpoint {str(path)!r}"
     student = rebuild_student(content, source)
-    return as_clip(student).visual, Preprocessing.of(preprocessing_of_training(content), source)
+    return as_clip(student).visual, Preprocessing.from_dict(student_preprocessing(content), source)

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -30,10 +29,10 @@ from ...common.log import log_global
 from ...common.ranges import Range
 from ..base.method import Bound, Method
 from ..base.sharding import full_state
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_student
 from ..core.frozen import Frozen
 from ..core.precision import unit
-from ..core.preprocessing import preprocessing_of_checkpoint
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import Side, Terms, contrast_terms, pair_ids
@@ -220,7 +219,7 @@ class MMLGModule(Method):
             self.teacher.network = loaded.network
             self.teacher.record(loaded.model, loaded.weights)
             self.teacher_scale = float(loaded.network.logit_scale.exp())
-            self._teacher_preprocessing = dataclasses.asdict(loaded.preprocessing)
+            self._teacher_preprocessing = loaded.preprocessing.as_dict()
 
     def sharded_networks(self) -> Sequence[nn.Module]:
         """Return the student, and the teacher if there is one."""

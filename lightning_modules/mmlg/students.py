@@ -4,7 +4,6 @@ The ordinary CLIP, into which a learngene is expanded, is open_clip's. Trained f
 of MM-LG, and its last layers are the learngene of He-LG.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,10 +15,9 @@ from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.layers import TOWERS
 from ...callbacks.learngene.sizes import LearngeneSizes
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
+from ...common.preprocessing import Preprocessing, training_record
 from ..core.fitting import load_fitting, student_state
 from ..core.memory import in_slices
-from ..core.preprocessing import recorded_preprocessing
 from ..core.settings import settings
 from ..networks.attention import set_clip_attention
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
@@ -140,8 +138,8 @@ def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | Pla
     return student.eval()
 
 
-def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how evaluation prepared images in a training, in the form of `recorded_preprocessing`.
+def student_preprocessing(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how evaluation prepared images in a training, as a record.
 
     Without a datamodule of this package, the module's settings are used.
 
@@ -149,7 +147,5 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
         content: the checkpoint.
     """
     vision = settings(VisionSettings, content["hyper_parameters"]["vision"])
-    recorded = recorded_preprocessing(content)
-    if recorded is None:
-        return dataclasses.asdict(Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic"))
-    return recorded if "transform" in recorded else recorded | {"image_size": vision.image_size}
+    default = Preprocessing(vision.image_size, vision.image_mean, vision.image_std, "bicubic")
+    return training_record(content, vision.image_size, lambda: default)

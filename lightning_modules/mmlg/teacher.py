@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from ...callbacks.distributed.collectives import gather
 from ...common.errors import UserError
-from ..core.file_readers import PublishedCLIP
 from ..core.frozen import reads_weights
 from ..core.memory import in_slices
 from ..core.precision import unit
 from ..losses.contrast import Side
-from ..networks.published_clip import load_published
+from ..networks.published_clip import PublishedCLIP, load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
 
 

@@ -14,11 +14,10 @@ from torch import Tensor, nn
 
 from ...common.errors import UserError
 from ...common.ranges import POSITIVE, SettingsGroup
-from ..core.file_readers import PublishedCLIP
 from ..core.frozen import Frozen
 from ..core.precision import unit
 from ..networks.own_teacher import class_path, given
-from ..networks.published_clip import load_published
+from ..networks.published_clip import PublishedCLIP, load_published
 from .own_pair import own_pair
 
 View = tuple[int, str]

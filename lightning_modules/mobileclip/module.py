@@ -29,6 +29,7 @@ from ...callbacks import (
 from ...common.ranges import COUNT, Range
 from ..base.sharding import full_state
 from ..base.two_towers import TwoTowers
+from ..core.memory import MemorySettings
 from ..core.programs import Format
 from ..core.settings import plain
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -37,14 +38,12 @@ from ..losses.pairs import student_sides
 from ..networks.clip.models import build_model
 from ..networks.clip.preprocessing import (
     preprocessing_of_arguments,
-    preprocessing_of_file,
+    preprocessing_of_weights,
     training_normalization,
 )
 from ..networks.clip.programs import export_towers
-from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
-from ..networks.clip.trained import rebuild
-from ..networks.clip.weights import load_weights
+from ..networks.clip.weights import load_weights, rebuild
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -196,7 +195,9 @@ class MobileCLIPModule(TwoTowers):
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing that `weights` expect."""
-        return None if self.weights is None else preprocessing_of_file(self.model, self.weights, self.vision.image_size)
+        return (
+            None if self.weights is None else preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
+        )
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""
@@ -239,5 +240,5 @@ class MobileCLIPModule(TwoTowers):
         state = full_state(self.evaluated)
         if rank() == 0:
             network = rebuild(self.hparams, state, "the module")
-            record = self.preprocessing() or preprocessing_of_arguments(self.hparams)
+            record = self.preprocessing() or preprocessing_of_arguments(self.hparams).as_dict()
             export_towers(network, folder, format, self.expected_image_size(), fused, preprocessing=record)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
-from ..core.file_readers import PublishedCLIP
+from ...common.preprocessing import Normalization
 from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import unit
-from ..core.teacher_images import Normalisation, TeacherImages
+from ..networks.own_teacher import TeacherImages
+from ..networks.published_clip import PublishedCLIP
 from .ensemble import Teacher, published
 from .pairs import CAPTIONS, TEACHER_TEXTS
 from .teachers import TEACHER_IMAGE, Teachers
@@ -39,7 +40,7 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         self._images: list[TeacherImages] = []
         self._lengths: list[int] = []
 
-    def load(self, max_tokens: int, images: Normalisation, datamodule: Any = None) -> None:
+    def load(self, max_tokens: int, images: Normalization, datamodule: Any = None) -> None:
         """Load the teachers on the first call.
 
         Args:
@@ -64,7 +65,7 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         scales = []
         for teacher, one in zip(self.given, loaded, strict=True):
             prepared = one.preprocessing
-            expected = Normalisation(prepared.mean, prepared.std)
+            expected = prepared.normalization
             self._images.append(TeacherImages(prepared.image_size, images, expected, prepared.interpolation))
             scales.append(float(one.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
             one.network.logit_scale = nn.Parameter(one.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]

@@ -11,10 +11,10 @@ from open_clip import SimpleTokenizer
 from torch import Tensor, nn
 
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
-from ..core.file_readers import PublishedCLIP, Tokenizer
+from ...common.preprocessing import Preprocessing
 from ..core.frozen import Frozen
-from ..networks.own_teacher import checked_output, class_path, stated_normalisation, stated_size
+from ..networks.own_teacher import checked_output, class_path, stated_normalization, stated_size
+from ..networks.published_clip import PublishedCLIP, Tokenizer
 
 _REMEDY = "correct the class, or its attributes image_size and tokenizer."
 
@@ -65,7 +65,7 @@ def own_pair(network: nn.Module, scale: float | None) -> PublishedCLIP:
             f"{', '.join(missing)}: add it to the class."
         )
     own: Any = network
-    normalisation, side = stated_normalisation(network), stated_size(network) or 0
+    normalisation, side = stated_normalization(network), stated_size(network) or 0
     tokenizer: Tokenizer = getattr(own, "tokenizer", None) or SimpleTokenizer()
     pair = OwnPair(network, float(own.logit_scale.exp()) if scale is None else scale).float().eval()
     image = checked_output(network, pair.encode_image, torch.zeros(1, 3, side, side), None, _REMEDY)

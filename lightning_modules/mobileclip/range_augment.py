@@ -17,12 +17,13 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from ...callbacks.draws import chosen_half, draw_normal, draw_number, draw_uniform
+from ...common.preprocessing import Normalization
 from ..core.precision import at_least_float32
-from ..core.teacher_images import Normalisation, TeacherImages
 from ..core.trainers import trainer_of
+from ..networks.own_teacher import TeacherImages
 from ..optim.schedules import steps_of_run
 
-_PIXELS = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+_PIXELS = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 _LOWEST = [[0.1, 0.1, 0.0], [1.1, 1.1, 0.0001]]
 _HIGHEST = [[0.9, 0.9, 0.00005], [10.0, 10.0, 1.0]]
 """Bounds of the lower (first row) and the upper ends of the ranges: brightness, contrast, deviation of the noise."""
@@ -54,7 +55,7 @@ class RangeAugment(nn.Module):
             self.register_buffer("lowest", torch.tensor(_LOWEST), persistent=False)
             self.register_buffer("highest", torch.tensor(_HIGHEST), persistent=False)
 
-    def start(self, images: Normalisation) -> None:
+    def start(self, images: Normalization) -> None:
         """Set the normalization of the images."""
         self._to_pixels = TeacherImages(None, images, _PIXELS)
         self._from_pixels = TeacherImages(None, _PIXELS, images)

@@ -27,15 +27,15 @@ from ...callbacks import (
 from ...common.ranges import COUNT
 from ..base.method import Method
 from ..base.vocabulary import TextTower
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_fitting, load_student
 from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import at_least_float32, unit
-from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.teacher_images import TeacherImages
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
+from ..networks.own_teacher import TeacherImages
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw, channels_last
 from ..optim.schedules import WarmupCosine
@@ -54,7 +54,7 @@ from .settings import (
     check_settings,
 )
 from .shared import Shared
-from .teacher import load_teacher, teacher_images
+from .teacher import load_teacher, teacher_conversion
 
 _DISTILLATION = "distillation."
 """Prefix of the names of the queue in the state dict."""
@@ -163,7 +163,7 @@ class SHReModule(Method):
     def _teacher_output(self, image: Tensor) -> Tensor:
         """Compute the teacher's logits or embeddings [B, C] of the data's images [B, 3, S, S]."""
         if self._teacher_images is None:
-            self._teacher_images = teacher_images(self.teacher.network, self.teacher_settings, self.datamodule)
+            self._teacher_images = teacher_conversion(self.teacher.network, self.teacher_settings, self.datamodule)
         to_teacher = self._teacher_images
         outputs = in_slices(
             lambda images: (self.teacher.network(to_teacher(images)),), self.memory.micro_batch_size, image

@@ -16,11 +16,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 from ...common.errors import UserError
 from ...common.ranges import check_heads, check_patches
 from ..core.fitting import load_fitting
-from ..core.memory import in_slices
-from ..core.mlp import LeanMlp
+from ..core.memory import LeanMlp, in_slices
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
-from ..networks.vit_weights import load_vision_weights
+from ..networks.vit import load_vision_weights
 from .settings import TextSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
 

@@ -13,13 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ...common.preprocessing import Normalization
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen, reads_weights
-from ..core.teacher_images import Normalisation, TeacherImages
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
-from ..networks.frozen_classifier import load_frozen
-from ..networks.own_teacher import checked_output, given, record, stated_normalisation, stated_size
-from ..networks.vit_weights import read_vision_weights
+from ..networks.own_teacher import (
+    TeacherImages,
+    checked_output,
+    given,
+    record,
+    stated_normalization,
+    stated_size,
+)
+from ..networks.vit import read_vision_weights
 from .settings import TeacherSettings
 
 OPTION = "model.teacher.network"
@@ -55,7 +62,7 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     frozen.train()
 
 
-def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
+def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
     """Return the conversion for a teacher and a datamodule.
 
     Args:
@@ -82,13 +89,13 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
             "model.teacher.image_mean and model.teacher.image_std."
         )
-    return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
+    return TeacherImages(size, Normalization(tuple(data_mean), tuple(data_std)), Normalization(tuple(mean), tuple(std)))
 
 
 def _stated(network: nn.Module) -> Mapping[str, Any]:
     """Return the image configuration of a network of the user's own, in timm's form."""
     size = stated_size(network)
-    return stated_normalisation(network)._asdict() | {
+    return stated_normalization(network)._asdict() | {
         "fixed_input_size": size is not None,
         "input_size": (3, size, size),
     }

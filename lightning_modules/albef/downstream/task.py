@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from ....callbacks import EMACallback, EMAPair, StepSeedCallback, missing_callbacks
 from ...base.method import Method
 from ...base.vocabulary import TextTower
+from ...core.checkpoints import preprocessing_of_checkpoint
 from ...core.memory import in_slices
-from ...core.preprocessing import preprocessing_of_checkpoint
 from ...core.trainers import trainer_of
 from ...losses.soft_targets import soft_cross_entropy
 from ...optim.optimizers import adamw

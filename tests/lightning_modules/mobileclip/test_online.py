@@ -13,10 +13,9 @@ from torch.nn.functional import normalize
 from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
+from vlightning.common.preprocessing import Normalization, Preprocessing
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
-from vlightning.lightning_modules.core.teacher_images import Normalisation
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
@@ -47,7 +46,7 @@ def online(folders, scales=(20.0, None), **options):
 
 
 def loaded(module):
-    module.online.load(LENGTH, Normalisation((0.0, 0.1, 0.2), (1.0, 0.9, 0.8)))
+    module.online.load(LENGTH, Normalization((0.0, 0.1, 0.2), (1.0, 0.9, 0.8)))
     module.teachers = module.online.teachers
 
 
@@ -176,7 +175,7 @@ def test_settings_that_do_not_fit_are_refused(folders):
     assert not unused.online.loaded
     longer = MobileCLIPModule(add_tiny_clip(), max_tokens=LENGTH + 1, teacher={"models": [{"weights": folders[0]}]})
     with pytest.raises(UserError, match=f"texts of {LENGTH + 1} tokens, got 0 of"):
-        longer.online.load(LENGTH + 1, Normalisation((0.0,) * 3, (1.0,) * 3))
+        longer.online.load(LENGTH + 1, Normalization((0.0,) * 3, (1.0,) * 3))
 
 
 def test_the_command_line_takes_teachers():

@@ -20,6 +20,7 @@ from support.data.images import draw_image, encoded
 from support.methods.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.datamodules.base.faults import Account, Fault
 from vlightning.datamodules.reinforced.reinforcement_rows import (
     NetworkInputs,
@@ -28,7 +29,6 @@ from vlightning.datamodules.reinforced.reinforcement_rows import (
     batch_of,
 )
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule

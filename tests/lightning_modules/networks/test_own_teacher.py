@@ -28,7 +28,7 @@ from vlightning.lightning_modules.cocord.teacher import OwnClassifier as Wrapped
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.networks.own_teacher import teacher_images
 from vlightning.lightning_modules.shre.settings import TeacherSettings as SHReTeacher
-from vlightning.lightning_modules.shre.teacher import teacher_images as shre_images
+from vlightning.lightning_modules.shre.teacher import teacher_conversion as shre_images
 
 CLASSIFIER, PAIR = "support.methods.own_teacher.OwnClassifier", "support.methods.own_teacher.OwnPair"
 SHORT = ["--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]

@@ -23,7 +23,7 @@ from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.shre import module as shre_code
 from vlightning.lightning_modules.shre.network import encode_pairs
-from vlightning.lightning_modules.shre.teacher import teacher_images
+from vlightning.lightning_modules.shre.teacher import teacher_conversion
 
 NAMES = ("h2", "h1", "h3")
 
@@ -178,7 +178,7 @@ def columns(normalisation):
 
 def shown_to(module, image):
     """Images as the teacher of a module receives them."""
-    return teacher_images(module.teacher.network, module.teacher_settings, module.datamodule)(image)
+    return teacher_conversion(module.teacher.network, module.teacher_settings, module.datamodule)(image)
 
 
 def test_the_teacher_receives_images_with_its_own_normalisation(tmp_path):

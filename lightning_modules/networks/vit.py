@@ -1,4 +1,4 @@
-"""Initial weights of a ViT from public models."""
+"""Vision transformers: initial weights from public models, and SHRe's head for linear probing."""
 
 import pickle
 import re
@@ -52,7 +52,8 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     if surplus:
         state = {key: value for key, value in state.items() if key not in surplus}
         done += f", its first {len(encoder.blocks)} blocks"
-    grid, prefix = encoder.patch_embed.grid_size, 0 if encoder.no_embed_class else 1
+    grid = encoder.patch_embed.grid_size
+    prefix = 0 if encoder.no_embed_class else 1
     table = state.get("pos_embed")
     if table is not None and table.shape[1] != encoder.pos_embed.shape[1]:
         done += f", positions resized from {table.shape[1] - prefix} to {grid[0] * grid[1]} patches"
@@ -83,12 +84,12 @@ def read_vision_weights(source: str) -> Mapping[str, Tensor]:
     for key, value in state.items():
         if key.startswith("blocks."):
             renamed[key] = value
-        for published, own in _DATA2VEC2_NAMES.items():
-            if key.startswith(_DATA2VEC2 + published):
-                renamed[key.replace(_DATA2VEC2 + published, own)] = value
+        for published_name, name in _DATA2VEC2_NAMES.items():
+            if key.startswith(_DATA2VEC2 + published_name):
+                renamed[key.replace(_DATA2VEC2 + published_name, name)] = value
     return renamed
 
 
 def _block_of(key: str) -> int:
-    found = re.match(r"blocks\.(\d+)\.", key)
-    return int(found[1]) if found else -1
+    match = re.match(r"blocks\.(\d+)\.", key)
+    return int(match[1]) if match else -1

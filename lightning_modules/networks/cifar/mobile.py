@@ -1,16 +1,86 @@
-"""ShuffleNetV1 (Zhang et al., 3 groups) and ShuffleNetV2 (Ma et al., 1x) with a stem of stride 1.
+"""MobileNetV2, ShuffleNetV1 and ShuffleNetV2 for small images, from the CRD benchmark.
 
-Parameter names are those of the public checkpoints of the CRD benchmark. torchvision's units of V2 compute the same
-with other names. Layers keep PyTorch's default initialisation, as in the benchmark and in torchvision.
+Parameter names are those of the public checkpoints. Layers of the ShuffleNets keep PyTorch's default initialization, as
+in the benchmark and in torchvision.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.ops import Conv2dNormActivation
 
-from .classifier import Classifier, pool
+from .classifier import Classifier, init_convolutions, init_linear, pool
 
-_STEM = 24
+_SHUFFLENET_STEM = 24
+# Expansion, channels, number of blocks and stride of the first block: the paper's with half the channels, and
+# with stride 1 in the second stage because the images are small.
+_MOBILENET_STAGES = (
+    (1, 8, 1, 1),
+    (6, 12, 2, 1),
+    (6, 16, 3, 2),
+    (6, 32, 4, 2),
+    (6, 48, 3, 1),
+    (6, 80, 3, 2),
+    (6, 160, 1, 1),
+)
+
+
+class MobileNetV2(Classifier):
+    """MobileNetV2 (Sandler et al.) at half width.
+
+    A stem of stride 2, seven stages of inverted residuals and a 1x1 convolution; the total stride is 16.
+    Differences from torchvision's: ReLU instead of ReLU6, an expansion in the first block too, strides for 32 pixels, a
+    last convolution of full width, and no dropout.
+
+    Args:
+        num_classes: number of classes C.
+    """
+
+    feature_dim = 1280
+    stages = ("blocks.1", "blocks.2", "blocks.4", "blocks.6")  # the last of each size, as in the benchmark
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        channels = 16
+        self.conv1 = Conv2dNormActivation(3, channels, stride=2)
+        stages = []
+        for expansion, width, blocks, stride in _MOBILENET_STAGES:
+            first = _InvertedResidual(channels, width, stride, expansion)
+            rest = (_InvertedResidual(width, width, 1, expansion) for _ in range(blocks - 1))
+            stages.append(nn.Sequential(first, *rest))
+            channels = width
+        self.blocks = nn.Sequential(*stages)
+        self.conv2 = Conv2dNormActivation(channels, self.feature_dim, kernel_size=1)
+        linear = nn.Linear(self.feature_dim, num_classes)
+        self.classifier = nn.Sequential(linear)  # a level in the public names
+        init_convolutions(self)
+        init_linear(linear)
+
+    def forward_features(self, image: Tensor) -> Tensor:
+        """Map images [B, 3, H, W] to pooled features [B, D]."""
+        return pool(self.conv2(self.blocks(self.conv1(image))))
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Map features [B, D] to logits [B, C]."""
+        return self.classifier(features)
+
+
+class _InvertedResidual(nn.Module):
+    """1x1 expansion, 3x3 depthwise convolution and linear 1x1 projection, with a residual where shapes agree."""
+
+    def __init__(self, inputs: int, width: int, stride: int, expansion: int) -> None:
+        super().__init__()
+        hidden = inputs * expansion
+        self.residual = stride == 1 and inputs == width
+        self.conv = nn.Sequential(  # flat, as in the public names
+            *Conv2dNormActivation(inputs, hidden, kernel_size=1),
+            *Conv2dNormActivation(hidden, hidden, stride=stride, groups=hidden),
+            *Conv2dNormActivation(hidden, width, kernel_size=1, activation_layer=None),
+        )
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Map features [B, I, H, W] to [B, width, H / stride, W / stride]."""
+        return maps + self.conv(maps) if self.residual else self.conv(maps)
 
 
 def _convolution(inputs: int, width: int, groups: int = 1) -> nn.Conv2d:
@@ -27,7 +97,9 @@ def _shuffle(maps: Tensor, groups: int) -> Tensor:
 
 
 class ShuffleNetV1(Classifier):
-    """Three stages of 4, 8 and 4 units with 240, 480 and 960 channels.
+    """ShuffleNetV1 (Zhang et al., 3 groups) with a stem of stride 1.
+
+    Three stages of 4, 8 and 4 units have 240, 480 and 960 channels.
 
     Args:
         num_classes: number of classes C.
@@ -38,9 +110,11 @@ class ShuffleNetV1(Classifier):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.conv1 = _convolution(3, _STEM)
-        self.bn1 = nn.BatchNorm2d(_STEM)
-        self.layer1 = _stage_v1(_STEM, 240, 4, first_groups=1)  # no groups for the 24 input channels (the paper)
+        self.conv1 = _convolution(3, _SHUFFLENET_STEM)
+        self.bn1 = nn.BatchNorm2d(_SHUFFLENET_STEM)
+        self.layer1 = _stage_v1(
+            _SHUFFLENET_STEM, 240, 4, first_groups=1
+        )  # no groups for the 24 input channels (the paper)
         self.layer2 = _stage_v1(240, 480, 8)
         self.layer3 = _stage_v1(480, 960, 4)
         self.linear = nn.Linear(self.feature_dim, num_classes)
@@ -66,7 +140,8 @@ class _UnitV1(nn.Module):
     def __init__(self, inputs: int, width: int, stride: int, first_groups: int) -> None:
         super().__init__()
         hidden = width // 4
-        self.stride, self.groups = stride, first_groups
+        self.stride = stride
+        self.groups = first_groups
         self.conv1 = _convolution(inputs, hidden, first_groups)
         self.bn1 = nn.BatchNorm2d(hidden)
         self.conv2 = _depthwise(hidden, stride)
@@ -85,7 +160,10 @@ class _UnitV1(nn.Module):
 
 
 class ShuffleNetV2(Classifier):
-    """Three stages of 4, 8 and 4 units with 116, 232 and 464 channels, and a 1x1 convolution to 1024.
+    """ShuffleNetV2 (Ma et al., 1x) with a stem of stride 1.
+
+    Three stages of 4, 8 and 4 units with 116, 232 and 464 channels, and a 1x1 convolution to 1024. torchvision's units
+    compute the same with other names.
 
     Args:
         num_classes: number of classes C.
@@ -96,9 +174,9 @@ class ShuffleNetV2(Classifier):
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.conv1 = _convolution(3, _STEM)
-        self.bn1 = nn.BatchNorm2d(_STEM)
-        self.layer1 = _stage_v2(_STEM, 116, 4)
+        self.conv1 = _convolution(3, _SHUFFLENET_STEM)
+        self.bn1 = nn.BatchNorm2d(_SHUFFLENET_STEM)
+        self.layer1 = _stage_v2(_SHUFFLENET_STEM, 116, 4)
         self.layer2 = _stage_v2(116, 232, 8)
         self.layer3 = _stage_v2(232, 464, 4)
         self.conv2 = _convolution(464, self.feature_dim)
