@@ -46,9 +46,16 @@ class DrawnShapes(TextDataModule):
         **options: Any,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, vocab_size=vocab_size, **options)
-        self.content = (length, eval_length, image_size, data_seed)
+        self.length = length
+        self.eval_length = eval_length
+        self.data_seed = data_seed
         self.image_size = image_size
         self.min_crop = min_crop
+
+    @property
+    def content(self) -> tuple[int, int, int, int]:
+        """Number of training and of evaluation images, their side in pixels, and the seed of their content."""
+        return self.length, self.eval_length, self.image_size, self.data_seed
 
     def default_train_transform(self) -> nn.Module:
         """Return a crop and optionally RandAugment, with the normalization that trained weights expect."""
