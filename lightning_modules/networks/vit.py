@@ -1,4 +1,4 @@
-"""Vision transformers: initial weights from public models, and SHRe's head for linear probing."""
+"""Vision transformers: initial weights from public models."""
 
 import pickle
 import re
