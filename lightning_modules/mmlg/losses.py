@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from ..losses.contrast import Terms
+from ..losses.contrast import ContrastLosses
 
 
-def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
+def extraction_loss(terms: ContrastLosses, distillation_weight: float) -> Tensor:
     """Return L = L_CLIP + lambda L_dist (eq. 8).
 
     Args:
@@ -17,7 +17,7 @@ def extraction_loss(terms: Terms, distillation_weight: float) -> Tensor:
     return terms.contrast + distillation_weight * soft_cross_entropy(terms)
 
 
-def soft_cross_entropy(terms: Terms) -> Tensor:
+def soft_cross_entropy(terms: ContrastLosses) -> Tensor:
     """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
 
     It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the

@@ -37,7 +37,7 @@ from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.settings import settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import Side, contrast_terms, pair_ids
+from ..losses.contrast import PairFeatures, contrast_losses, pair_ids
 from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.schedules import Schedule, WarmupCosine
@@ -54,7 +54,7 @@ from .settings import (
     VisionSettings,
     learngene_sizes,
 )
-from .teacher import gathered_side, load_teacher, teacher_features
+from .teacher import gathered_features, load_teacher, teacher_features
 
 
 class MMLGModule(Method):
@@ -120,12 +120,12 @@ class MMLGModule(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
         self._check_tokens(batch["input_ids"])
-        teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
+        teachers = self._teacher_features(batch)  # before the student: its activations are freed by then
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
-        student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
+        student = gathered_features(image, text, self.student.logit_scale.exp(), gradient=True)
         # The teacher's targets include pairs of the same image.
         ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
-        terms = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
+        terms = contrast_losses(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
         loss = extraction_loss(terms, self.distillation.distillation_weight)
 
         self.log("train/loss", loss.detach(), prog_bar=True)
@@ -135,12 +135,12 @@ class MMLGModule(Method):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
-    def _teacher_sides(self, batch: Batch) -> Sequence[Side]:
+    def _teacher_features(self, batch: Batch) -> Sequence[PairFeatures]:
         if not self.distillation.distillation_weight:
             return []
         network, size = self.teacher.network, self.memory.micro_batch_size
         image, text = teacher_features(network, batch["image"], batch["input_ids"], size)
-        return [gathered_side(image, text, self.teacher_scale)]
+        return [gathered_features(image, text, self.teacher_scale)]
 
     def _check_tokens(self, input_ids: Tensor) -> None:
         length = self.text.max_tokens

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...callbacks.distributed.collectives import gather, rank
 from ..core.precision import at_least_float32, unit
-from ..losses.contrast import Side, contrast_terms
+from ..losses.contrast import PairFeatures, contrast_losses
 
 
 def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -58,7 +58,7 @@ def contrasts(
     losses = {}
     for image, name in enumerate(scales):
         text = image + len(scales)
-        side = Side(own[image], own[text], everyone[image], everyone[text], scales[name].exp())
-        first = rank() * len(own[image])
-        losses[name] = contrast_terms(side, [], first, rows, ids).contrast
+        pairs = PairFeatures(own[image], own[text], everyone[image], everyone[text], scales[name].exp())
+        offset = rank() * len(own[image])
+        losses[name] = contrast_losses(pairs, [], offset, rows, ids).contrast
     return losses

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
 from ..core.precision import unit
-from ..losses.contrast import Side, contrast_terms
+from ..losses.contrast import PairFeatures, contrast_losses
 from .losses import posterior_divergence, posterior_entropy
 from .settings import KLSettings, TeacherSettings
 from .teacher import log_entropy
@@ -93,9 +93,9 @@ class EmbeddingTarget(nn.Module):
         if self.queue is not None and self.queue.ids is not None:
             columns = torch.cat([keys, self.queue.features.to(keys.dtype)])
             ids = torch.cat([key_ids, self.queue.ids])
-        side = Side(unit(image), unit(text), columns, columns, self.scale)
+        pairs = PairFeatures(unit(image), unit(text), columns, columns, self.scale)
         known = (image_id[:, None], ids[:, None]) if self.mask_same_image else None
-        loss = contrast_terms(side, [], rank() * len(image), self.rows, known).contrast
+        loss = contrast_losses(pairs, [], rank() * len(image), self.rows, known).contrast
         return Distilled(loss, {"train/target_contrast": loss.detach()}, keys, key_ids)
 
 
