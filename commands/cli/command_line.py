@@ -13,7 +13,7 @@ import yaml
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ...common.yaml_file import read_yaml
-from .configs import check_needed, find_config
+from .configs import check_needed, find_config, schedule_of
 from .pages import COMMANDS
 from .typed_values import Source, Typed
 
@@ -121,6 +121,9 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         tree, origin, kind = read_yaml(path) if path else {}, str(path or value), "file"
         word = f"{option}={origin}"
         if path and option == "--config":
+            if "schedule" in tree:
+                typed.schedule = schedule_of(path, tree.pop("schedule"))
+                word = as_config(tree)
             if "needs" in tree:
                 check_needed(path, tree.pop("needs"), typed)
                 word = as_config(tree)
