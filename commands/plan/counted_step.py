@@ -164,7 +164,9 @@ def _attention(
     mask = None if attn_mask is None else attn_mask.to(half)
     # With dropout, torch has no such kernel on a CPU.
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        return F.scaled_dot_product_attention(query, key, value, mask, 0.0, is_causal, scale, enable_gqa)
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -90,6 +90,8 @@ class ShapeClassesDataModule(LabelDataModule):
         num_workers: loader workers per process.
         **options: see `LabelDataModule`.
     """
+
+    decided_arguments: ClassVar[tuple[str, ...]] = ("preset",)
 
     def __init__(
         self,

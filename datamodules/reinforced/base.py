@@ -107,6 +107,15 @@ class ReinforcedDataModule(PairDataModule):
         **options: see `PairDataModule`.
     """
 
+    decided_arguments: ClassVar[tuple[str, ...]] = (
+        "tokenizer",
+        "vocab_size",
+        "append_sep",
+        "clean_captions",
+        "max_words",
+        "train_transform",
+        "eval_transform",
+    )
     text_options: ClassVar[dict[str, Any]] = {
         "tokenizer": CLIP,
         "vocab_size": CLIP_VOCABULARY,

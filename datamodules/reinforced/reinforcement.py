@@ -92,6 +92,7 @@ class ReinforcementDataModule(SampledDataModule):
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
+    decided_arguments: ClassVar[tuple[str, ...]] = ("eval_batch_size", "persistent_workers")
 
     def __init__(
         self,

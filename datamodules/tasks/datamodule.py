@@ -37,6 +37,7 @@ class TaskDataModule(TextDataModule):
         **options: see `TextDataModule`.
     """
 
+    decided_arguments: ClassVar[tuple[str, ...]] = ("predict_texts",)
     image_names: ClassVar[tuple[str, ...]] = ("image",)
     class_names: tuple[str, ...] | None = None
     """Names of the classes by index."""
