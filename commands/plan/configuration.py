@@ -104,5 +104,6 @@ def steps_of(planned: Planned, batch: int) -> int | None:
         return int(trainer["max_steps"])
     if rows and (trainer.get("max_epochs") or -1) > 0:
         return int(trainer["max_epochs"] * (rows // batch))
-    schedule = planned.schedule
-    return schedule and schedule.steps * schedule.batch // batch
+    if planned.schedule is None:
+        return None
+    return planned.schedule.steps * planned.schedule.batch // batch

@@ -58,9 +58,8 @@ class RecordedArguments(CheckedArguments):
         """Check and keep the arguments."""
         instance = super().__new__(cls, *args, **kwargs)
         positional = dict(zip(inspect.signature(cls).parameters, args, strict=False))
-        defaults = {
-            name: value for name, value in constructor_arguments(cls).items() if value is not inspect.Parameter.empty
-        }
+        arguments = constructor_arguments(cls)  # type: ignore[arg-type]
+        defaults = {name: value for name, value in arguments.items() if value is not inspect.Parameter.empty}
         instance.arguments = {**defaults, **positional, **kwargs}
         return instance
 
