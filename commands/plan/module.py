@@ -65,9 +65,6 @@ def start(module: Any) -> None:
     pretend_run(module)
     with without_weights():
         module.setup("fit")
-    online = getattr(getattr(module, "online", None), "teachers", None)
-    if online is not None:  # else the batch holds their embeddings
-        module.teachers = online
     module.configure_model()
     module.train()
 
@@ -99,7 +96,7 @@ def batch_of(module: Any, data: Mapping[str, Any], rows: int) -> dict[str, Tenso
         texts = ["real", "synthetic"] if module.captions == "both" else [module.captions]
         if "synthetic" in texts:
             found["synthetic_input_ids"] = words.clone()
-        if module.teacher.distillation_weight > 0 and not module.online.loaded:
+        if module.teacher.distillation_weight > 0 and not module.teacher.models:
             width = sum(module.teachers.dims)
             found |= {name: torch.zeros(rows, width) for name in ("teacher_image", "teacher_text", "teacher_synthetic")}
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
-from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, CheckedArguments, Range
+from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range
 from .contract import asked_of
 from .decode import Decoder, check_decoder
 from .eval_rows import check_limit, drawn_evenly, evaluated_items, remark_on_labels
 from .faults import Account, BadSample, Batch, Collated, Outcome
-from .hyperparameters import check_one_batch_size, record_hyperparameters
+from .hyperparameters import RecordedArguments, check_one_batch_size, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
 from .mixing import Mix, tempered
 from .samples import Reader, TrainingSet
@@ -38,7 +37,7 @@ from .sampling import (
 from .stages import Split, splits_of
 
 
-class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule, option="data"):
+class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModule, option="data"):
     """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
     The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
@@ -72,9 +71,6 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     asks: ClassVar[tuple[type, ...]] = ()
     """Protocols of the module that the datamodule reads (`contract`)."""
 
-    fixed_options: ClassVar[frozenset[str]] = frozenset()
-    """Arguments of the base class that the constructor of this class sets itself, and so does not take."""
-
     def __init__(
         self,
         *,
@@ -91,7 +87,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         mixing_temperature: Annotated[float, Range(least=1, infinity=True)] = 1.0,
     ) -> None:
         super().__init__()
-        record_hyperparameters(self, inspect.currentframe())
+        record_hyperparameters(self, self.arguments)
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_limit(limit_eval_rows)
         check_decoder(decoder)

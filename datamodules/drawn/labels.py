@@ -91,7 +91,7 @@ class ShapeClassesDataModule(LabelDataModule):
         **options: see `LabelDataModule`.
     """
 
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"preset"})
+    decided_arguments: ClassVar[tuple[str, ...]] = ("preset",)
 
     def __init__(
         self,

@@ -68,7 +68,7 @@ class ReinforcedDataModule(PairDataModule):
         "max_words": CLIP_TOKENS,
     }
     """Arguments of other datamodules that are fixed here; the command line encodes new texts by them."""
-    fixed_options: ClassVar[frozenset[str]] = frozenset({*text_options, "train_transform", "eval_transform"})
+    decided_arguments: ClassVar[tuple[str, ...]] = (*text_options, "train_transform", "eval_transform")
 
     def __init__(
         self,

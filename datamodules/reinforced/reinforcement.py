@@ -92,7 +92,7 @@ class ReinforcementDataModule(SampledDataModule):
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"eval_batch_size", "persistent_workers"})
+    decided_arguments: ClassVar[tuple[str, ...]] = ("eval_batch_size", "persistent_workers")
 
     def __init__(
         self,

@@ -36,10 +36,10 @@ class TaskDataModule(TextDataModule):
         clean_captions: whether to apply ALBEF's caption cleaning, which keeps `max_words` words.
     """
 
+    decided_arguments: ClassVar[tuple[str, ...]] = ("predict_texts",)
     image_names: ClassVar[tuple[str, ...]] = ("image",)
     class_names: tuple[str, ...] | None = None
     """Names of the classes by index."""
-    fixed_options: ClassVar[frozenset[str]] = frozenset({"predict_texts"})
 
     def __init__(
         self, *, max_tokens: int = 512, append_sep: bool = False, clean_captions: bool = True, **options: Any

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...callbacks.draws import draw_bits, draw_uniform
 from ...common.errors import UserError
+from ..core.counting import may_read_values
 from ..core.memory import in_slices
 from .losses import mean_count, mlm_loss
 from .network import ALBEFNetwork, Encoded
@@ -74,7 +75,7 @@ def _row_capacity(chosen: Tensor, probability: float) -> int:
 
     On a CPU this is the number of chosen words. On other devices the host would wait for it: it is a bound.
     """
-    return max(int(chosen.sum()), 1) if chosen.device.type == "cpu" else row_bound(chosen, probability)
+    return max(int(chosen.sum()), 1) if may_read_values(chosen.device) else row_bound(chosen, probability)
 
 
 def row_bound(chosen: Tensor, probability: float) -> int:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
-from ..losses.pairs import check_length
+from ..losses.contrast import check_length
 from ..networks.clip.models import model_config
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model

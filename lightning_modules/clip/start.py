@@ -31,13 +31,13 @@ def model_of(model: Model | None, weights: str | None) -> Model:
     Raises:
         UserError: If there is no such model, folder or tag.
     """
-    known = None if model is None else resolved(model)
-    if isinstance(known, OpenClipConfig):  # of a checkpoint, which does not need the folder
-        return known
+    named = None if model is None else resolved(model)
+    if isinstance(named, OpenClipConfig):  # of a checkpoint, which does not need the folder
+        return named
     folder = None if weights is None else folder_of(weights)
     if folder is not None:
         return OpenClipConfig(folder.resolve().name, _config_of(folder))
-    if known is None:
+    if named is None:
         raise UserError(
             "Expected the name of the model as model.model, got none: add it, such as ViT-B-32, or give a folder with "
             f"{CONFIG_NAME} as model.weights."
@@ -45,16 +45,16 @@ def model_of(model: Model | None, weights: str | None) -> Model:
     if (
         weights is not None
         and is_tag(weights)
-        and isinstance(known, str)
-        and known not in PRESETS
-        and not known.endswith(_QUICK)
+        and isinstance(named, str)
+        and named not in PRESETS
+        and not named.endswith(_QUICK)
     ):
-        quick = f"{known}{_QUICK}"
-        if get_pretrained_cfg(known, str(weights)).get("quick_gelu"):
+        quick = f"{named}{_QUICK}"
+        if get_pretrained_cfg(named, str(weights)).get("quick_gelu"):
             if quick in open_clip.list_models():
                 return quick
-            return OpenClipConfig(quick, model_config(known, None, None) | {"quick_gelu": True})
-    return known
+            return OpenClipConfig(quick, model_config(named, None, None) | {"quick_gelu": True})
+    return named
 
 
 def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weights: str) -> None:
@@ -80,17 +80,17 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
 
 def needed_tokenizer(model: Model) -> str | None:
     """Return the hub name of the tokenizer that a model was trained with; None for CLIP's own."""
-    found: str | None = model_config(model, None, None)["text_cfg"].get("hf_tokenizer_name")
-    return found
+    name: str | None = model_config(model, None, None)["text_cfg"].get("hf_tokenizer_name")
+    return name
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_NAME
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
     except (OSError, ValueError, LookupError) as error:
         raise UserError(
             f"Expected a folder with an {CONFIG_NAME} of open_clip, found none that can be read in {str(folder)!r}: "
             "correct model.weights."
         ) from error
-    return found
+    return config

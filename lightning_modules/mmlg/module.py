@@ -35,7 +35,7 @@ from ..core.frozen import Frozen
 from ..core.precision import unit
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import Side, Terms, contrast_terms, pair_ids
+from ..losses.contrast import ContrastLosses, PairFeatures, contrast_losses, pair_ids
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -51,7 +51,7 @@ from .settings import (
     learngene_sizes,
 )
 from .students import NETWORKS, Student
-from .teacher import gathered_side, load_teacher, teacher_features
+from .teacher import gathered_features, load_teacher, teacher_features
 
 
 class MMLGModule(Method):
@@ -121,12 +121,12 @@ class MMLGModule(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
         self._check_tokens(batch["input_ids"])
-        teachers = self._teacher_sides(batch)  # before the student, to free the teacher's activations
+        teachers = self._teacher_features(batch)  # before the student, to free the teacher's activations
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
-        student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
+        student = gathered_features(image, text, self.student.logit_scale.exp(), gradient=True)
         # The teacher's targets include pairs of the same image.
         ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
-        losses = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
+        losses = contrast_losses(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
         loss = extraction_loss(losses, self.distillation.distillation_weight)
 
         self.log("train/loss", loss.detach(), prog_bar=True)
@@ -136,14 +136,14 @@ class MMLGModule(Method):
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
-    def _teacher_sides(self, batch: Batch) -> Sequence[Side]:
+    def _teacher_features(self, batch: Batch) -> Sequence[PairFeatures]:
         """Return the features of the teacher; none where nothing is distilled."""
         if not self.distillation.distillation_weight:
             return []
         image, text = teacher_features(
             self.teacher.network, batch["image"], batch["input_ids"], self.memory.micro_batch_size
         )
-        return [gathered_side(image, text, self.teacher_scale)]
+        return [gathered_features(image, text, self.teacher_scale)]
 
     def _check_tokens(self, input_ids: Tensor) -> None:
         length = self.text.max_tokens
@@ -235,7 +235,7 @@ class MMLGModule(Method):
         return self._teacher_preprocessing if self.weights is None else preprocessing_of_checkpoint(self.weights)
 
 
-def extraction_loss(losses: Terms, distillation_weight: float) -> Tensor:
+def extraction_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:
     """Return L = L_CLIP + lambda L_dist (eq. 8).
 
     Args:
@@ -247,7 +247,7 @@ def extraction_loss(losses: Terms, distillation_weight: float) -> Tensor:
     return losses.contrast + distillation_weight * distillation_loss(losses)
 
 
-def distillation_loss(losses: Terms) -> Tensor:
+def distillation_loss(losses: ContrastLosses) -> Tensor:
     """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
 
     It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the

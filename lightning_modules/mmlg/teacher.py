@@ -11,7 +11,7 @@ from ...common.errors import UserError
 from ..core.frozen import reads_weights
 from ..core.memory import in_slices
 from ..core.precision import unit
-from ..losses.contrast import Side
+from ..losses.contrast import PairFeatures
 from ..networks.published_clip import PublishedCLIP, load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
 
@@ -72,7 +72,7 @@ def teacher_features(
     return in_slices(encode, micro_batch_size, image, input_ids)
 
 
-def gathered_side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
+def gathered_features(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> PairFeatures:
     """Return features [B, E] with unit length, of this rank and of all ranks.
 
     Args:
@@ -84,4 +84,4 @@ def gathered_side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: 
     image = unit(image)
     text = unit(text)
     all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
-    return Side(image, text, all_image, all_text, scale)
+    return PairFeatures(image, text, all_image, all_text, scale)

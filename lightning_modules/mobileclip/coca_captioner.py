@@ -16,9 +16,8 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range
 from ..networks.published_clip import load_published
-from .caption_decoder import CachedDecoder
+from .caption_decoder import CachedDecoder, draw
 from .captioner import Captioner, check_seeds, post_processed
-from .sampling import draw
 
 
 class CoCaCaptioner(Captioner):

@@ -8,7 +8,7 @@ Shapes: B images, S side of an image in pixels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 
 import torch
@@ -65,7 +65,7 @@ class RangeAugment(nn.Module):
 
         Args:
             image: normalized images [B, 3, S, S].
-            progress: part of the run that is done, from 0 to 1.
+            progress: share of the run that is done, from 0 to 1.
 
         Returns:
             Normalized images [B, 3, S, S] with gradient, and the loss of their similarity.
@@ -85,7 +85,8 @@ class RangeAugment(nn.Module):
 
     def ranges(self) -> Tensor:
         """Return the lower and the upper ends [2, 3] of brightness, contrast and the deviation of the noise."""
-        lowest, highest = self.get_buffer("lowest"), self.get_buffer("highest")
+        lowest = self.get_buffer("lowest")
+        highest = self.get_buffer("highest")
         return lowest + (highest - lowest) * self.ends.view(2, 3).sigmoid()
 
     def target_error(self, progress: float) -> float:
@@ -95,22 +96,20 @@ class RangeAugment(nn.Module):
         return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
-def student_batch(
-    augment: RangeAugment, module: LightningModule, batch: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], list[Tensor]]:
-    """Return a batch with the student's images, and the losses of their augmentation: one, or none without it.
+def student_images(augment: RangeAugment, module: LightningModule, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the images that the student sees, and the losses of their augmentation: one, or none without it.
 
     Args:
         augment: the augmentation.
         module: the module, whose trainer knows the length of the run; outside a run, this is its start.
-        batch: a training batch.
+        image: normalized images [B, 3, S, S].
     """
     if augment.psnr is None:
-        return batch, []
+        return image, []
     trainer = trainer_of(module)
     progress = 0.0 if trainer is None else trainer.global_step / steps_of_run(trainer)
-    image, loss = augment(batch["image"], progress)
-    return {**batch, "image": image}, [loss]
+    augmented, loss = augment(image, progress)
+    return augmented, [loss]
 
 
 def _operate(image: Tensor, number: int, magnitude: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
     record = getattr(data, "preprocessing", None) or {}
     if "mean" not in record or "std" not in record:
         raise UserError(
-            "Expected the normalisation of the images, which the teacher needs, got none from "
+            "Expected the normalization of the images, which the teacher needs, got none from "
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: use a datamodule whose "
             "property `preprocessing` has a mean and a std."
         )

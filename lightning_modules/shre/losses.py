@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
 from ..core.precision import at_least_float32, unit
-from ..losses.contrast import Side, contrast_terms
+from ..losses.contrast import PairFeatures, contrast_losses
 from .settings import KLSettings, TeacherSettings
 
 
@@ -42,7 +42,7 @@ def posterior_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
     return -(log_posterior.exp() * log_posterior).sum(-1).mean()
 
 
-def contrast_losses(
+def contrasts_by_result(
     images: Mapping[str, Tensor],
     texts: Mapping[str, Tensor],
     scales: Mapping[str, Tensor],
@@ -64,8 +64,10 @@ def contrast_losses(
     losses = {}
     for image, name in enumerate(scales):
         text = image + len(scales)
-        pairs = Side(rows_of_process[image], rows_of_process[text], columns[image], columns[text], scales[name].exp())
-        losses[name] = contrast_terms(pairs, [], rank() * len(pairs.image), rows, ids).contrast
+        pairs = PairFeatures(
+            rows_of_process[image], rows_of_process[text], columns[image], columns[text], scales[name].exp()
+        )
+        losses[name] = contrast_losses(pairs, [], rank() * len(pairs.image), rows, ids).contrast
     return losses
 
 
@@ -150,7 +152,7 @@ class EmbeddingDistillation(nn.Module):
         if self.queue is not None and self.queue.ids is not None:
             columns = torch.cat([keys, self.queue.features.to(keys.dtype)])
             column_ids = torch.cat([key_ids, self.queue.ids])
-        pairs = Side(unit(image), unit(text), columns, columns, self.scale)
+        pairs = PairFeatures(unit(image), unit(text), columns, columns, self.scale)
         ids = (image_id[:, None], column_ids[:, None]) if self.mask_same_image else None
-        loss = contrast_terms(pairs, [], rank() * len(image), self.rows, ids).contrast
+        loss = contrast_losses(pairs, [], rank() * len(image), self.rows, ids).contrast
         return Distilled(loss, {"train/target_contrast": loss.detach()}, keys, key_ids)

@@ -40,7 +40,7 @@ from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw, channels_last
 from ..optim.schedules import WarmupCosine
 from .evaluation import SHReEvaluation
-from .losses import EmbeddingDistillation, PosteriorDistillation, contrast_losses
+from .losses import EmbeddingDistillation, PosteriorDistillation, contrasts_by_result
 from .network import Results, SHReNetwork, encode_pairs, load_encoders
 from .settings import (
     ContrastSettings,
@@ -173,7 +173,7 @@ class SHReModule(Method):
     def _contrast(self, images: Results, texts: Results, batch: Batch) -> Tensor:
         """Compute the mean of CLIP's loss over the contrasted results."""
         ids = pair_ids(batch, self.contrast.mask_same_image, self.contrast.mask_same_text)
-        losses = contrast_losses(images, texts, dict(self.scales.items()), ids, self.memory.loss_rows)
+        losses = contrasts_by_result(images, texts, dict(self.scales.items()), ids, self.memory.loss_rows)
         logs = {f"train/contrast_{name}": loss.detach() for name, loss in losses.items()}
         logs |= {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}
         self.log_dict(logs)

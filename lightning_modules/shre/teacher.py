@@ -85,7 +85,7 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
     data_std = settings.image_std or preprocessing.get("std")
     if data_mean is None or data_std is None:
         raise UserError(
-            "Expected the normalisation of the images, which the teacher needs, got none from "
+            "Expected the normalization of the images, which the teacher needs, got none from "
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
             "model.teacher.image_mean and model.teacher.image_std."
         )

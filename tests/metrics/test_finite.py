@@ -39,7 +39,7 @@ RANKED = {
     "lightning_modules/albef/mlm.py": "draws",
     "lightning_modules/cocord/crd.py": "draws",
     "lightning_modules/mmlg/network.py": "the place of the end token",
-    "lightning_modules/mobileclip/sampling.py": "draws of tokens",
+    "lightning_modules/mobileclip/caption_decoder.py": "draws of tokens",
     "callbacks/figures/evaluation.py": "the first image of a text",
     "callbacks/figures/word_maps.py": "the first image of a text",
     "datamodules/text/clip.py": "the place of the end token",

@@ -99,8 +99,10 @@ def test_the_ranges_learn_the_target(progress):
 def test_only_the_student_sees_the_augmentation(monkeypatch):
     module, batch, seen = tiny_module(vision={"range_augment": [40.0, 20.0]}), reinforced_batch(6), {}
     module.double().student.visual.register_forward_hook(lambda _, inputs, __: seen.update(student=inputs[0]))
-    monkeypatch.setattr(type(module.online), "loaded", True)
-    monkeypatch.setattr(module.online, "add", lambda batch, *_: seen.update(teacher=batch["image"]) or batch)
+    targets = module.teachers.targets
+    monkeypatch.setattr(
+        module.teachers, "targets", lambda batch, *rest: seen.update(teacher=batch["image"]) or targets(batch, *rest)
+    )
     torch.manual_seed(0)
     loss = module.training_step(batch, 0)
     assert seen["teacher"] is batch["image"]
