@@ -24,9 +24,8 @@ from timing import medians
 
 from support.methods.plain_tasks import PlainClassifier, PlainVQA
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module, VQAModule
-from vlightning.lightning_modules.albef.downstream.answers import rank_answers, target_places
-from vlightning.lightning_modules.albef.downstream.settings import TaskVisionSettings
-from vlightning.lightning_modules.albef.settings import TextSettings
+from vlightning.lightning_modules.albef.downstream.answers import rank_answers, target_positions
+from vlightning.lightning_modules.albef.settings import TaskVisionSettings, TextSettings
 
 Pair = tuple[Callable[[], Any], Callable[[], Any]]
 Batch = dict[str, torch.Tensor]
@@ -136,7 +135,7 @@ def questions(options: argparse.Namespace, per_image: int) -> Batch:
         "answer_mask": answer_mask,
         "answer_index": torch.arange(rows).repeat_interleave(counts),
         "answer_weight": torch.rand(len(ids), generator=draws),
-        "answer_places": target_places(answer_mask),
+        "answer_places": target_positions(answer_mask),
     }
     return batch if per_image == 1 else batch | {"image_index": index}
 

@@ -37,8 +37,7 @@ from vlightning.callbacks import EMACallback
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import module as albef_module
-from vlightning.lightning_modules.albef.encoding import Encoded, encode
-from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast, key_ids
+from vlightning.lightning_modules.albef.itc import image_text_contrast, teacher_keys
 from vlightning.lightning_modules.albef.itm import (
     Fused,
     HardNegatives,
@@ -49,9 +48,9 @@ from vlightning.lightning_modules.albef.itm import (
 from vlightning.lightning_modules.albef.mlm import (
     MaskedTokens,
     draw_masked_tokens,
-    masked_language_modelling,
+    masked_language_modeling,
 )
-from vlightning.lightning_modules.albef.network import ALBEFNetwork
+from vlightning.lightning_modules.albef.network import ALBEFNetwork, Encoded
 from vlightning.lightning_modules.albef.settings import (
     ContrastSettings,
     MemorySettings,
@@ -214,14 +213,14 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
     masked, mask = draw_masked_tokens(batch["input_ids"], module.text), batch["attention_mask"]
 
     def encoded(network: ALBEFNetwork) -> Encoded:
-        return encode(network, batch, masked.input_ids, None)
+        return network.encode(batch, masked.input_ids, None)
 
     def contrasted(student: Encoded) -> Any:
-        keys = gather_keys(teacher, key_ids(batch, module.contrast), "global")
+        keys = teacher_keys(teacher, batch, module.contrast)
         return image_text_contrast(student, teacher, keys, module.queues(), module.temperature, ALPHA, "image_id", None)
 
     def words(fused: Tensor) -> Tensor:
-        return masked_language_modelling(module.student, module.teacher, fused, teacher, mask, masked, ALPHA, None)
+        return masked_language_modeling(module.student, module.teacher, fused, teacher, mask, masked, ALPHA, None)
 
     with autocast(precision), torch.no_grad():
         teacher, student = encoded(module.teacher), encoded(module.student)
@@ -229,10 +228,7 @@ def _parts(step: Step, batch: Batch, precision: str, loader: Iterator[Batch]) ->
         negatives = draw_negatives(contrast, batch, ContrastSettings())
         fused = _as_leaves(fuse_pairs(module.student, student, mask, negatives, None))
     leaves = _as_leaves(student)
-    outputs = {
-        "keys": {"image": teacher.image_features, "text": teacher.text_features},
-        "key_ids": dict.fromkeys(("image", "text"), key_ids(batch, module.contrast)),
-    }
+    outputs = teacher_keys(teacher, batch, module.contrast).for_queues()
 
     def run(forward: Callable[[], Any], backward: bool = True) -> Callable[[], None]:
         def call() -> None:
@@ -305,15 +301,19 @@ def images(options: argparse.Namespace) -> Iterator[Iterator[Batch]]:
 
 
 class Replaced(Step):
-    """A step with a function of `albef/module.py` replaced."""
+    """A step with a function of `albef/module.py`, or a method of a class, replaced."""
 
-    def __init__(self, options: argparse.Namespace, name: str, function: Callable[..., Any]) -> None:
+    def __init__(
+        self, options: argparse.Namespace, name: str, function: Callable[..., Any], owner: Any = albef_module
+    ) -> None:
         super().__init__(options)
-        self.name, self.function = name, function
+        self.name = name
+        self.function = function
+        self.owner = owner
 
     def __call__(self, batch: Batch, precision: str) -> dict[str, float]:
         """Run the step with the replaced function."""
-        with patch.object(albef_module, self.name, self.function):
+        with patch.object(self.owner, self.name, self.function):
             return super().__call__(batch, precision)
 
 
@@ -321,28 +321,28 @@ def fuse_separately(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
     """Run each group of rows through the fusion encoder separately."""
-    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    negative_image, negative_text = negatives.image.row, negatives.text.row
     text, tokens, masked, fuse = encoded.text_states, encoded.image_tokens, encoded.masked_states, network.fuse
     assert masked is not None
-    pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[wrong_image])[:, 0]
-    with_wrong_text = fuse(text[wrong_text], mask[wrong_text], tokens)[:, 0]
-    return Fused(torch.stack([pairs, wrong, with_wrong_text], 1), fuse(masked, mask, tokens))
+    pairs, wrong = fuse(text, mask, tokens)[:, 0], fuse(text, mask, tokens[negative_image])[:, 0]
+    with_negative_text = fuse(text[negative_text], mask[negative_text], tokens)[:, 0]
+    return Fused(torch.stack([pairs, wrong, with_negative_text], 1), fuse(masked, mask, tokens))
 
 
 def fuse_with_copied_keys(
     network: ALBEFNetwork, encoded: Encoded, mask: Tensor, negatives: HardNegatives, slice_rows: int | None
 ) -> Fused:
     """Run one fusion pass with image tokens that are copied and projected for every row."""
-    wrong_image, wrong_text = negatives.image.row, negatives.text.row
+    negative_image, negative_text = negatives.image.row, negatives.text.row
     text, tokens, masked = encoded.text_states, encoded.image_tokens, encoded.masked_states
     assert masked is not None
     fused = network.fuse(
-        torch.cat([text, text, text[wrong_text], masked]),
-        torch.cat([mask, mask, mask[wrong_text], mask]),
-        torch.cat([tokens, tokens[wrong_image], tokens, tokens]),
+        torch.cat([text, text, text[negative_text], masked]),
+        torch.cat([mask, mask, mask[negative_text], mask]),
+        torch.cat([tokens, tokens[negative_image], tokens, tokens]),
     )
-    pairs, wrong, with_wrong_text, words = fused.chunk(4)
-    return Fused(torch.stack([pairs[:, 0], wrong[:, 0], with_wrong_text[:, 0]], 1), words)
+    pairs, wrong, with_negative_text, words = fused.chunk(4)
+    return Fused(torch.stack([pairs[:, 0], wrong[:, 0], with_negative_text[:, 0]], 1), words)
 
 
 def encode_texts_separately(network: ALBEFNetwork, batch: Batch, masked_ids: Tensor, slice_rows: int | None) -> Encoded:
@@ -381,7 +381,7 @@ def ways(options: argparse.Namespace) -> None:
         "masked rows only": lambda: Replaced(options, "draw_masked_tokens", mask_at_every_position),
         "one fusion pass for all rows": lambda: Replaced(options, "fuse_pairs", fuse_separately),
         "keys and values projected once": lambda: Replaced(options, "fuse_pairs", fuse_with_copied_keys),
-        "both texts in one pass": lambda: Replaced(options, "encode", encode_texts_separately),
+        "both texts in one pass": lambda: Replaced(options, "encode", encode_texts_separately, ALBEFNetwork),
         "attention by the faster formulation": lambda: OtherAttention(options),
     }
     step = Step(options)

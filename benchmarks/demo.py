@@ -34,7 +34,7 @@ from torch.nn.functional import normalize
 from vlightning.commands.demo import folder as folders
 from vlightning.commands.demo.folder import ImageFolder, read_folder
 from vlightning.commands.demo.index import Index
-from vlightning.commands.demo.page import grid
+from vlightning.commands.demo.rendering import grid
 from vlightning.commands.demo.search import SHOWN, Search
 
 

@@ -319,7 +319,7 @@ def _shre(module: Any, networks: dict[str, Any]) -> Method:
 
 
 def clip_tables(number: int, teachers: int, masks: bool = False) -> Tables:
-    """Return the tables of `contrast_terms`, which save log-probability, mean probability of the teachers, and mask.
+    """Return the tables of `contrast_losses`, which save log-probability, mean probability of the teachers, and mask.
 
     Args:
         number: number of tables.

@@ -16,8 +16,8 @@ import onnxruntime
 import torch
 
 from vlightning.commands.export.layouts import export
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.datamodules import ShapesDataModule
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.metrics.retrieval import Matches, recalls, retrieval_ranks
 
 LAYOUTS = ("onnx", "onnx_int8")
@@ -26,7 +26,7 @@ LAYOUTS = ("onnx", "onnx_int8")
 def encoded(folder: Path, images: int) -> tuple[np.ndarray, np.ndarray]:
     """Return features [N, E] of test images and of their captions, by the programs of a folder."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    record = Preprocessing.of(config["preprocessing"], str(folder))
+    record = Preprocessing.from_dict(config["preprocessing"], str(folder))
     options = {"image_size": record.image_size, "tokenizer": "clip", "vocab_size": 49408}
     data = ShapesDataModule(**options, max_tokens=config["context_length"], eval_length=images, num_workers=0)
     data.setup("test")

@@ -30,9 +30,10 @@ from vlightning.lightning_modules import (
     MobileCLIPModule,
     SHReModule,
 )
-from vlightning.lightning_modules.albef import encoding, itc, itm, mlm
+from vlightning.lightning_modules.albef import itc, itm, mlm
+from vlightning.lightning_modules.albef import network as albef_network
 from vlightning.lightning_modules.albef.settings import ContrastSettings
-from vlightning.lightning_modules.losses import pairs as mobileclip_code
+from vlightning.lightning_modules.losses import contrast as pair_losses
 from vlightning.lightning_modules.mmlg import network as mmlg_network
 from vlightning.lightning_modules.mmlg import teacher as mmlg_teacher
 from vlightning.lightning_modules.networks.classifiers import build_classifier
@@ -43,7 +44,7 @@ PAIRS, PROCESSES = 65536, (8, 16, 32, 64, 128, 256)
 MICRO, LOSS_ROWS = 64, 64
 GIB, MIB = 2**30, 2**20
 # Python modules that call `in_slices`.
-SLICED = (encoding, itc, itm, mlm, mmlg_teacher, mmlg_network, mobileclip_code, shre_code, shre_network)
+SLICED = (albef_network, itc, itm, mlm, mmlg_teacher, mmlg_network, pair_losses, shre_code, shre_network)
 # Measured by `--measure` with torch 2.15.
 ACTIVATIONS = {
     "ALBEF": Activations(all=224786332, slice=136514992, between=3205648, batch=786920),

@@ -30,8 +30,8 @@ from vlightning.callbacks.learngene.expansion import expand_learngene
 from vlightning.callbacks.learngene.file import Learngene, load_learngene, save_learngene
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.mmlg.descendant import PlainCLIP
 from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
+from vlightning.lightning_modules.mmlg.students import PlainCLIP
 from vlightning.lightning_modules.networks.attention import SelfAttention, set_clip_attention
 
 STUDENTS = {"open_clip": "plain", "plain": "plain", "MM-LG": "MM-LG", "TLEG": "TLEG"}

@@ -37,7 +37,7 @@ from vlightning.datamodules import ImageTextDataModule, ReinforcedImageTextDataM
 from vlightning.datamodules.reinforced.writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.transforms.replay import AugmentationDraw
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.optim.layout import channels_last
+from vlightning.lightning_modules.optim.optimizers import channels_last
 
 WIDTH, AUGMENTATIONS, SYNTHETIC = 1536, 30, 5
 FORMS = ("npz", "npz, compressed", "pth.gz")

@@ -17,7 +17,7 @@ from torch import Tensor
 from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.networks.attention import set_vit_attention
 from vlightning.lightning_modules.networks.classifiers import build_classifier
-from vlightning.lightning_modules.optim.layout import channels_last
+from vlightning.lightning_modules.optim.optimizers import channels_last
 from vlightning.lightning_modules.shre.shared import Shared
 
 

@@ -118,7 +118,7 @@ def classify_titles(checkpoint: str, test: str, label: str, results: str) -> Non
 
 def probe(place: Path, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """Train a linear probe of the image encoder unless that is done, and return the results."""
-    words = ["--model=ImageProbeModule", *ENCODER, f"--model.weights={last_checkpoint(place)}"]
+    words = ["--model=SHReImageClassifierModule", *ENCODER, f"--model.weights={last_checkpoint(place)}"]
     words += ["--model.optim.learning_rate=3e-3", "--model.mix.probability=0", "--model.mix.label_smoothing=0"]
     own = place / "probe"
     fit(own, [*words, f"--seed_everything={seed}", *labelled(options)], 10, "val/top1", options.threads, every=5)

@@ -6,153 +6,62 @@ callbacks.
 
 from typing import TYPE_CHECKING, Any
 
-from ..common.lazy import LazyNames
+from ..common.lazy import LazyNames, imports_for_type_checkers
 
+# The public names, each once: `as` exports a name to type checkers, and `LazyNames` imports it when it is used.
 if TYPE_CHECKING:
-    from .checkpoints.checkpoint_io import (
-        AtomicCheckpointIO,
-        consolidate_checkpoint,
-        divide_checkpoint_file,
-    )
-    from .classification.neighbours import NearestNeighbourClassification
-    from .classification.own import OwnClassification
-    from .classification.zero_shot import ZeroShotClassification
-    from .compile import CompileCallback
-    from .distributed.collectives import (
-        all_reduce_sum,
-        gather,
-        gather_texts,
-        gather_uneven,
-        rank,
-        world_size,
-    )
-    from .distributed.strategy import ShardedStrategy
-    from .ema import EMACallback, EMAPair, ema_momentum
-    from .figures.answers import AnswerFigures
-    from .figures.grounding import GroundingFigures
-    from .figures.learngene import LearngeneFigures
-    from .figures.predictions import PredictionFigures
-    from .figures.projector import EmbeddingProjector
-    from .figures.retrieval import RetrievalFigures
-    from .figures.word_maps import WordMapFigures
-    from .final_export import FinalExport
-    from .learngene_expansion import LearngeneExpansionCallback
-    from .learngene_writer import LearngeneWriter
-    from .modules import missing_callbacks
-    from .non_finite import SkipNonFiniteSteps
-    from .online_probe import OnlineProbe
-    from .optimizer_step import OptimizerStepCallback
-    from .progress_lines import ProgressLines
-    from .queue import FeatureQueue, QueueCallback
-    from .speed import SpeedMonitor
-    from .starting_point import StartingPoint
-    from .step_seed import StepSeedCallback
-    from .stopping import StopOnSignal
-    from .stuck_loss import StuckLossWarning
-    from .writers.answers import AnswerWriter
-    from .writers.captions import CaptionWriter
-    from .writers.class_predictions import ClassPredictionWriter
-    from .writers.grounding import GroundingWriter
-    from .writers.image_embeddings import ImageEmbeddingWriter
-    from .writers.reinforced import LeftOut, Reinforced
-    from .writers.reinforcement import ReinforcementWriter
-    from .writers.retrieval import RetrievalPredictionWriter
-    from .writers.text_class_predictions import TextClassPredictionWriter
+    from .checkpoints.checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
+    from .checkpoints.checkpoint_io import consolidate_checkpoint as consolidate_checkpoint
+    from .checkpoints.checkpoint_io import divide_checkpoint_file as divide_checkpoint_file
+    from .classification.class_logits import OwnClassification as OwnClassification
+    from .classification.neighbours import NearestNeighbourClassification as NearestNeighbourClassification
+    from .classification.zero_shot import ZeroShotClassification as ZeroShotClassification
+    from .compile import CompileCallback as CompileCallback
+    from .distributed.collectives import all_reduce_sum as all_reduce_sum
+    from .distributed.collectives import gather as gather
+    from .distributed.collectives import gather_texts as gather_texts
+    from .distributed.collectives import gather_uneven as gather_uneven
+    from .distributed.collectives import rank as rank
+    from .distributed.collectives import world_size as world_size
+    from .distributed.strategy import ShardedStrategy as ShardedStrategy
+    from .ema import EMACallback as EMACallback
+    from .ema import EMAPair as EMAPair
+    from .ema import ema_momentum as ema_momentum
+    from .figures.learngene import LearngeneFigures as LearngeneFigures
+    from .figures.retrieval import EmbeddingProjector as EmbeddingProjector
+    from .figures.retrieval import RetrievalFigures as RetrievalFigures
+    from .figures.samples import AnswerFigures as AnswerFigures
+    from .figures.samples import GroundingFigures as GroundingFigures
+    from .figures.samples import PredictionFigures as PredictionFigures
+    from .figures.word_maps import WordMapFigures as WordMapFigures
+    from .final_export import FinalExport as FinalExport
+    from .learngene.callbacks import LearngeneExpansionCallback as LearngeneExpansionCallback
+    from .learngene.callbacks import LearngeneWriter as LearngeneWriter
+    from .modules import missing_callbacks as missing_callbacks
+    from .non_finite import SkipNonFiniteSteps as SkipNonFiniteSteps
+    from .online_probe import OnlineLinearProbe as OnlineLinearProbe
+    from .optimizer_step import OptimizerStepCallback as OptimizerStepCallback
+    from .progress import ProgressLines as ProgressLines
+    from .queue import FeatureQueue as FeatureQueue
+    from .queue import QueueCallback as QueueCallback
+    from .speed import SpeedMonitor as SpeedMonitor
+    from .starting_point import StartingPoint as StartingPoint
+    from .step_seed import StepSeedCallback as StepSeedCallback
+    from .stopping import StopOnSignal as StopOnSignal
+    from .stuck_loss import StuckLossWarning as StuckLossWarning
+    from .writers.classes import ClassPredictionWriter as ClassPredictionWriter
+    from .writers.classes import TextClassPredictionWriter as TextClassPredictionWriter
+    from .writers.grounding import GroundingWriter as GroundingWriter
+    from .writers.image_embeddings import ImageEmbeddingWriter as ImageEmbeddingWriter
+    from .writers.reinforced import LeftOut as LeftOut
+    from .writers.reinforced import Reinforced as Reinforced
+    from .writers.reinforcement import ReinforcementWriter as ReinforcementWriter
+    from .writers.retrieval import RetrievalPredictionWriter as RetrievalPredictionWriter
+    from .writers.texts import AnswerWriter as AnswerWriter
+    from .writers.texts import CaptionWriter as CaptionWriter
 
-_NAMES = {
-    "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
-    "classification.neighbours": ("NearestNeighbourClassification",),
-    "classification.own": ("OwnClassification",),
-    "classification.zero_shot": ("ZeroShotClassification",),
-    "compile": ("CompileCallback",),
-    "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
-    "distributed.strategy": ("ShardedStrategy",),
-    "ema": ("EMACallback", "EMAPair", "ema_momentum"),
-    "figures.answers": ("AnswerFigures",),
-    "figures.grounding": ("GroundingFigures",),
-    "figures.learngene": ("LearngeneFigures",),
-    "figures.predictions": ("PredictionFigures",),
-    "figures.projector": ("EmbeddingProjector",),
-    "figures.retrieval": ("RetrievalFigures",),
-    "figures.word_maps": ("WordMapFigures",),
-    "final_export": ("FinalExport",),
-    "learngene_expansion": ("LearngeneExpansionCallback",),
-    "learngene_writer": ("LearngeneWriter",),
-    "modules": ("missing_callbacks",),
-    "non_finite": ("SkipNonFiniteSteps",),
-    "online_probe": ("OnlineProbe",),
-    "optimizer_step": ("OptimizerStepCallback",),
-    "progress_lines": ("ProgressLines",),
-    "queue": ("FeatureQueue", "QueueCallback"),
-    "speed": ("SpeedMonitor",),
-    "starting_point": ("StartingPoint",),
-    "step_seed": ("StepSeedCallback",),
-    "stopping": ("StopOnSignal",),
-    "stuck_loss": ("StuckLossWarning",),
-    "writers.answers": ("AnswerWriter",),
-    "writers.captions": ("CaptionWriter",),
-    "writers.class_predictions": ("ClassPredictionWriter",),
-    "writers.grounding": ("GroundingWriter",),
-    "writers.image_embeddings": ("ImageEmbeddingWriter",),
-    "writers.reinforced": ("LeftOut", "Reinforced"),
-    "writers.reinforcement": ("ReinforcementWriter",),
-    "writers.retrieval": ("RetrievalPredictionWriter",),
-    "writers.text_class_predictions": ("TextClassPredictionWriter",),
-}
-_LAZY = LazyNames(__name__, _NAMES)
-
-__all__ = [
-    "AnswerFigures",
-    "AnswerWriter",
-    "AtomicCheckpointIO",
-    "CaptionWriter",
-    "ClassPredictionWriter",
-    "CompileCallback",
-    "EMACallback",
-    "EMAPair",
-    "EmbeddingProjector",
-    "FeatureQueue",
-    "FinalExport",
-    "GroundingFigures",
-    "GroundingWriter",
-    "ImageEmbeddingWriter",
-    "LearngeneExpansionCallback",
-    "LearngeneFigures",
-    "LearngeneWriter",
-    "LeftOut",
-    "NearestNeighbourClassification",
-    "OnlineProbe",
-    "OptimizerStepCallback",
-    "OwnClassification",
-    "PredictionFigures",
-    "ProgressLines",
-    "QueueCallback",
-    "Reinforced",
-    "ReinforcementWriter",
-    "RetrievalFigures",
-    "RetrievalPredictionWriter",
-    "ShardedStrategy",
-    "SkipNonFiniteSteps",
-    "SpeedMonitor",
-    "StartingPoint",
-    "StepSeedCallback",
-    "StopOnSignal",
-    "StuckLossWarning",
-    "TextClassPredictionWriter",
-    "WordMapFigures",
-    "ZeroShotClassification",
-    "all_reduce_sum",
-    "consolidate_checkpoint",
-    "divide_checkpoint_file",
-    "ema_momentum",
-    "gather",
-    "gather_texts",
-    "gather_uneven",
-    "load_all",
-    "missing_callbacks",
-    "rank",
-    "world_size",
-]
+_LAZY = LazyNames(__name__, imports_for_type_checkers(__file__))
+__all__ = sorted([*_LAZY.modules, "load_all"])
 
 
 def load_all() -> None:

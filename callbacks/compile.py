@@ -41,11 +41,11 @@ class CompileCallback(Callback):
 
     def __init__(self, mode: CompileMode = "default", backend: str = "inductor", fullgraph: bool = False) -> None:
         super().__init__()
-        known = list_backends(exclude_tags=())
-        if backend not in known:
+        backends = list_backends(exclude_tags=())
+        if backend not in backends:
             raise UserError(
                 f"Expected a backend of torch.compile for CompileCallback, got {backend!r}: "
-                f"{did_you_mean(backend, known)}"
+                f"{did_you_mean(backend, backends)}"
             )
         self.mode = mode
         self.backend = backend
@@ -56,8 +56,8 @@ class CompileCallback(Callback):
         options: dict[str, Any] = {"backend": self.backend, "fullgraph": self.fullgraph}
         if self.mode == "max-autotune":
             options["mode"] = "max-autotune-no-cudagraphs"
-        for part in parts_to_compile(pl_module):
-            part.compile(**options)
+        for network in parts_to_compile(pl_module):
+            network.compile(**options)
 
 
 def compiling(mode: CompileMode | Literal[False], callbacks: Sequence[Callback] | Callback | None) -> list[Callback]:
@@ -72,8 +72,8 @@ def compiling(mode: CompileMode | Literal[False], callbacks: Sequence[Callback] 
     """
     if not mode:
         return []
-    own = callbacks if isinstance(callbacks, Sequence) else [callbacks]
-    if any(isinstance(callback, CompileCallback) for callback in own):
+    present = callbacks if isinstance(callbacks, Sequence) else [callbacks]
+    if any(isinstance(callback, CompileCallback) for callback in present):
         raise UserError(
             f"Expected compile or a CompileCallback, got compile: {mode} and a CompileCallback in trainer.callbacks: "
             "leave one of them out."
@@ -85,9 +85,9 @@ def parts_to_compile(module: LightningModule) -> Iterator[nn.Module]:
     """Iterate over the parts that `CompileCallback` compiles."""
     networks = getattr(module, "sharded_networks", module.children)()
     for network in networks:
-        own: Any = getattr(network, "compiled_parts", None)
-        if own is not None:
-            yield from own()
+        named_parts: Any = getattr(network, "compiled_parts", None)
+        if named_parts is not None:
+            yield from named_parts()
             continue
         # Not blocks that contain blocks, which would be compiled into one program.
         innermost = [block for block in blocks_of(network) if next(blocks_of(block), None) is None]

@@ -58,7 +58,9 @@ def draw_uniform(rows: int, columns: int | Tensor, device: torch.device) -> Tens
 @torch.compiler.disable
 def draw_normal(rows: int, columns: int, device: torch.device) -> Tensor:
     """Return normally distributed float32 values [rows, C]; arguments as in `draw_bits`."""
-    keys, first, size = (draw_number(), draw_number()), rank() * rows, max(1, _AT_ONCE // columns)
+    keys = (draw_number(), draw_number())
+    first = rank() * rows
+    size = max(1, _AT_ONCE // columns)
     parts = []
     for start in range(0, rows, size):  # integers of a part at a time
         length, angle = (_uniform(_bits(key, first + start, min(size, rows - start), columns, device)) for key in keys)
@@ -68,8 +70,8 @@ def draw_normal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 def chosen_half(rows: int, device: torch.device) -> Tensor:
     """Return which rows of this process, boolean [rows], are in a random half of the global batch, at least one row."""
-    places = draw_bits(rows, 1, device, of_all=True)[:, 0].argsort(stable=True).argsort()
-    return places.narrow(0, rank() * rows, rows) < max(1, len(places) // 2)
+    ranks_of_rows = draw_bits(rows, 1, device, of_all=True)[:, 0].argsort(stable=True).argsort()
+    return ranks_of_rows.narrow(0, rank() * rows, rows) < max(1, len(ranks_of_rows) // 2)
 
 
 def global_positions(rows: int, device: torch.device) -> Tensor:
@@ -78,7 +80,8 @@ def global_positions(rows: int, device: torch.device) -> Tensor:
 
 
 def _bits(key: int, first: int, rows: int, columns: int | Tensor, device: torch.device) -> Tensor:
-    low, high = key & _WORD, key >> 32
+    low = key & _WORD
+    high = key >> 32
     row = torch.arange(first, first + rows, device=device)
     start = _mixed(_mixed(row + low).bitwise_xor_(high))
     factor = _mixed((start + 1).bitwise_and_(_WORD)) | 1

@@ -307,7 +307,8 @@ def _by_name(
     what: str, target: Iterable[tuple[str, Tensor]], source: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield (name, tensor of the target, tensor of the source), or raise for the first that differ."""
-    targets, sources = _unwrapped(target), _unwrapped(source)
+    targets = _unwrapped(target)
+    sources = _unwrapped(source)
     for label in [*targets, *sources]:
         if label not in targets or label not in sources:
             has, lacks = ("target", "source") if label in targets else ("source", "target")
@@ -370,6 +371,6 @@ def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _reshard(module: nn.Module) -> None:
     # FSDP2 leaves a module gathered after a forward pass without gradient: its parameters are plain tensors then.
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.reshard()
+    for submodule in module.modules():
+        if isinstance(submodule, FSDPModule):
+            submodule.reshard()

@@ -1,10 +1,10 @@
-"""Helpers for callbacks and LightningModules: submodules by path, eval mode, and default callbacks."""
+"""Helpers for callbacks and LightningModules: submodules by path, eval mode, default callbacks, chance levels."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from ..common.errors import UserError
@@ -26,22 +26,22 @@ def find_module(root: nn.Module, path: str, kind: type[nn.Module], asked_by: str
     Raises:
         UserError: If a name on the path does not exist, or the path ends at an instance of another class.
     """
-    found: Any = root
+    module: Any = root
     for depth, name in enumerate(path.split(".")):
-        if not hasattr(found, name):
+        if not hasattr(module, name):
             where = ".".join([type(root).__name__, *path.split(".")[:depth]])
-            children = [child for child, _ in found.named_children()] if isinstance(found, nn.Module) else []
+            children = [child for child, _ in module.named_children()] if isinstance(module, nn.Module) else []
             raise UserError(
                 f"Expected a submodule at the path {path!r} (the {asked_by}), got no {name!r} in {where}: "
                 f"{did_you_mean(name, children)}"
             )
-        found = getattr(found, name)
-    if not isinstance(found, kind):
+        module = getattr(module, name)
+    if not isinstance(module, kind):
         raise UserError(
-            f"Expected a {kind.__name__} at the path {path!r} (the {asked_by}), got a {type(found).__name__}: give the "
-            f"path of a {kind.__name__}."
+            f"Expected a {kind.__name__} at the path {path!r} (the {asked_by}), got a {type(module).__name__}: give "
+            f"the path of a {kind.__name__}."
         )
-    return found
+    return module
 
 
 def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
@@ -49,22 +49,22 @@ def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
 
     A list is an `nn.ModuleList`, or an `nn.Sequential` of several blocks of one class.
     """
-    for part in reversed(list(network.modules())):
-        alike = isinstance(part, nn.Sequential) and len(part) > 1 and len({type(block) for block in part}) == 1
-        if isinstance(part, nn.ModuleList) or alike:
-            yield from (block for block in part.children() if not isinstance(block, nn.ModuleList | nn.ModuleDict))
+    for module in reversed(list(network.modules())):
+        alike = isinstance(module, nn.Sequential) and len(module) > 1 and len({type(block) for block in module}) == 1
+        if isinstance(module, nn.ModuleList) or alike:
+            yield from (block for block in module.children() if not isinstance(block, nn.ModuleList | nn.ModuleDict))
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
     """Set a module to eval mode, and restore the mode of each submodule afterwards."""
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(submodule, submodule.training) for submodule in module.modules()]
     module.eval()
     try:
         yield
     finally:
-        for part, mode in modes:
-            part.training = mode
+        for submodule, mode in modes:
+            submodule.training = mode
 
 
 def features_of(trainer: Trainer, encode: Callable[[Tensor], Any], image: Tensor) -> Tensor:
@@ -80,8 +80,8 @@ def features_of(trainer: Trainer, encode: Callable[[Tensor], Any], image: Tensor
     """
     with trainer.precision_plugin.forward_context():
         features = on_any_rows(encode, trainer.precision_plugin.convert_input(image))
-    found: Tensor = features[0] if isinstance(features, tuple) else features
-    return found
+    encoded: Tensor = features[0] if isinstance(features, tuple) else features
+    return encoded
 
 
 def on_any_rows(function: Callable[..., Any], *inputs: Tensor) -> Any:
@@ -99,12 +99,12 @@ def on_any_rows(function: Callable[..., Any], *inputs: Tensor) -> Any:
     """
     if len(inputs[0]):
         return function(*inputs)
-    found = function(*(part.new_ones(1, *part.shape[1:]) for part in inputs))
-    return found[:0] if isinstance(found, Tensor) else tuple(part if part is None else part[:0] for part in found)
+    outputs = function(*(part.new_ones(1, *part.shape[1:]) for part in inputs))
+    return outputs[:0] if isinstance(outputs, Tensor) else tuple(part if part is None else part[:0] for part in outputs)
 
 
 def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> list[Callback]:
-    """Return the candidates of whose class, or of a subclass of it, no instance is present yet.
+    """Return the candidates that are missing: no callback of their class, or of a subclass, is present.
 
     Lightning silently replaces a user's callback by one of the same class that the module returns, and runs both if the
     user's is of a subclass. In a module:
@@ -118,3 +118,11 @@ def missing_callbacks(present: Iterable[Callback], *candidates: Callback) -> lis
     """
     present = list(present)
     return [candidate for candidate in candidates if not any(isinstance(there, type(candidate)) for there in present)]
+
+
+def chance_levels(trainer: Trainer, module: LightningModule) -> dict[str, float]:
+    """Return the chance levels that a module's evaluation and the callbacks state, by metric without the stage."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    summary: Any = getattr(getattr(module, "evaluation", None), "summary", None)
+    stated = [*(getattr(callback, "chance", {}) for callback in callbacks), getattr(summary, "chance", {})]
+    return {name: float(level) for levels in stated for name, level in levels.items()}

@@ -151,8 +151,8 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         for gradient in local:
             if gradient.numel():  # a process may have no row of a sharded weight
                 by_device.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        found = [~_extremes(group).isfinite() for group in by_device.values()]
-        flags += found if scale is None else [flag & (scale.to(flag.device) <= 1) for flag in found]
+        finite = [~_extremes(group).isfinite() for group in by_device.values()]
+        flags += finite if scale is None else [flag & (scale.to(flag.device) <= 1) for flag in finite]
         if len({flag.device for flag in flags}) > 1:
             flags = [flag.cpu() for flag in flags]
         bad = torch.stack([flag.any() for flag in flags]).any() if flags else torch.tensor(False)

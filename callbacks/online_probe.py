@@ -25,7 +25,7 @@ from .non_finite import is_skipped
 from .private_api import state_key
 
 
-class OnlineProbe(CheckedArguments, Callback):
+class OnlineLinearProbe(CheckedArguments, Callback):
     """Train a linear classifier on a module's image features while the module trains, and log its accuracy.
 
     The classifier is a LayerNorm and a linear layer that starts at zero, in float32. After every training batch it
@@ -33,7 +33,7 @@ class OnlineProbe(CheckedArguments, Callback):
     trainer's precision. The module's training is bit for bit the same as without this callback.
 
     Logged are `train/<name>_loss`, the cross entropy before the step, and after validation, in percent over the
-    labelled images of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
+    labeled images of all processes, `val/<name>_top1`, and `val/<name>_top5` where there are more than five classes.
     Before the first step nothing is measured.
 
     An image with a non-finite feature takes no part in training and is not right in validation, where the number of
@@ -100,10 +100,11 @@ class OnlineProbe(CheckedArguments, Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict and (found := len(state_dict["head"]["1.bias"])) != self.num_classes:
+        classes = len(state_dict["head"]["1.bias"]) if state_dict else self.num_classes
+        if classes != self.num_classes:
             raise UserError(
-                f"Expected a probe for {self.num_classes} classes in the checkpoint for {self}, got one for {found}: "
-                f"set num_classes to {found}, or give the probe another name."
+                f"Expected a probe for {self.num_classes} classes in the checkpoint for {self}, got one for {classes}: "
+                f"set num_classes to {classes}, or give the probe another name."
             )
         self._restored = state_dict
         self._head = self._optimizer = None
@@ -123,9 +124,9 @@ class OnlineProbe(CheckedArguments, Callback):
     ) -> None:
         missing = {self.image, self.label} - (batch.keys() if isinstance(batch, Mapping) else set())
         if missing:
-            found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+            keys = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
             raise UserError(
-                f"Expected training batches with {self.image!r} and {self.label!r} for {self}, got {found}: give data "
+                f"Expected training batches with {self.image!r} and {self.label!r} for {self}, got {keys}: give data "
                 "with labels, or set image and label to its keys."
             )
         if is_skipped(trainer):
@@ -152,15 +153,17 @@ class OnlineProbe(CheckedArguments, Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        labelled = isinstance(batch, Mapping) and {self.image, self.label} <= batch.keys()
-        if not labelled or not (self._restored or self._head is not None):
+        has_labels = isinstance(batch, Mapping) and {self.image, self.label} <= batch.keys()
+        if not has_labels or not (self._restored or self._head is not None):
             return
         assert self._counts is not None
-        features, label = self._features(trainer, pl_module, batch), batch[self.label]
+        features = self._features(trainer, pl_module, batch)
+        label = batch[self.label]
         head, _ = self._probe(features)
-        known, right = self._known(label), hits(head(features), label, 5)
-        self._counts += torch.stack([known.sum(), right[:, 0].sum(), right.sum(), (~known).sum()])
-        bad = known & ~features.isfinite().all(1)
+        labeled = self._has_class(label)
+        right = hits(head(features), label, 5)
+        self._counts += torch.stack([labeled.sum(), right[:, 0].sum(), right.sum(), (~labeled).sum()])
+        bad = labeled & ~features.isfinite().all(1)
         self._non_finite.append(torch.stack([batch.get("sample_index", torch.full_like(label, -1)), bad.long()], 1))
 
     @override
@@ -193,7 +196,7 @@ class OnlineProbe(CheckedArguments, Callback):
         return len(bad)
 
     def __str__(self) -> str:
-        return f"OnlineProbe {self.name!r}"
+        return f"OnlineLinearProbe {self.name!r}"
 
     def _features(self, trainer: Trainer, pl_module: LightningModule, batch: Mapping[str, Tensor]) -> Tensor:
         """Return features, float32 [B, D]; the module, its modes and the random generators do not change."""
@@ -227,24 +230,26 @@ class OnlineProbe(CheckedArguments, Callback):
     def _step(self, features: Tensor, label: Tensor) -> Tensor:
         """Take a step on features [B, D] and labels [B]; return the mean loss [] over all processes before the step."""
         head, optimizer = self._probe(features)
-        known, finite = self._known(label), features.isfinite().all(1)
+        labeled = self._has_class(label)
+        finite = features.isfinite().all(1)
         # Non-finite features would make the head non-finite for the rest of the run.
         features = features.where(finite[:, None], 0.0)
-        loss = F.cross_entropy(head(features), label.where(known & finite, -100), reduction="sum")
+        loss = F.cross_entropy(head(features), label.where(labeled & finite, -100), reduction="sum")
         parameters = list(head.parameters())
         gradients = torch.autograd.grad(loss, parameters)
-        sums = [*gradients, loss.detach(), (known & finite).sum(), (~known).sum()]
         # One all-reduce of sums, since processes may have different numbers of labels.
-        total = all_reduce_sum(torch.cat([part.flatten().float() for part in sums]))
-        total, images, no_class = total[:-2], total[-2], total[-1]
-        mean = total / images.clamp(min=1)
+        sums = [*gradients, loss.detach(), (labeled & finite).sum(), (~labeled).sum()]
+        totals = all_reduce_sum(torch.cat([values.flatten().float() for values in sums]))
+        images = totals[-2]
+        no_class = totals[-1]
+        mean = totals[:-2] / images.clamp(min=1)
         for parameter, gradient in zip(parameters, mean[:-1].split([p.numel() for p in parameters]), strict=True):
             parameter.grad = gradient.view_as(parameter)
         optimizer.step()
         self._no_class = self._no_class + no_class
         return mean[-1].where(images > 0, torch.nan)
 
-    def _known(self, label: Tensor) -> Tensor:
+    def _has_class(self, label: Tensor) -> Tensor:
         return (label >= 0) & (label < self.num_classes)
 
     def _refuse_no_class(self) -> None:

@@ -99,4 +99,6 @@ def is_compiled(module: LightningModule) -> bool:
     """Return whether `torch.compile` compiles a module or a part of it: torch marks compiled modules privately."""
     if module._compiler_ctx is not None:  # the whole module was given to `torch.compile`
         return True
-    return any(part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules())
+    return any(
+        submodule._compiled_call_impl is not None or hasattr(submodule, "_orig_mod") for submodule in module.modules()
+    )

@@ -140,10 +140,10 @@ class FeatureQueue(CheckedArguments, nn.Module):
                 "values."
             )
         if (ids is not None) != (self.ids is not None):
-            expected, found = ("ids", "none") if ids is None else ("no ids", "ids")
+            expected, got = ("ids", "none") if ids is None else ("no ids", "ids")
             raise ValueError(
                 f"Expected {expected} with the features, as the queue was made with ids={self._columns}, got "
-                f"{found}: call FeatureQueue and enqueue() consistently."
+                f"{got}: call FeatureQueue and enqueue() consistently."
             )
         if (
             ids is not None
@@ -321,10 +321,10 @@ def _keys_of(outputs: Any, queues: dict[str, FeatureQueue], module: str) -> Mapp
     """Return the keys of a training step's output, after checking that each queue has one."""
     keys = outputs.get("keys") if isinstance(outputs, Mapping) else None
     if not isinstance(keys, Mapping):
-        found = f"a dict with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
+        got = f"a dict with {sorted(outputs)}" if isinstance(outputs, Mapping) else f"a {type(outputs).__name__}"
         raise UserError(
             f"Expected {{'loss': ..., 'keys': {{{next(iter(queues))!r}: tensor [B, dim], ...}}}} from training_step of "
-            f"{module}, got {found}: return the keys for QueueCallback, detached."
+            f"{module}, got {got}: return the keys for QueueCallback, detached."
         )
     for name in [*keys, *(outputs.get("key_ids") or {})]:
         if name not in queues:

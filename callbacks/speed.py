@@ -1,4 +1,4 @@
-"""Samples per second and their share of a device's rate, by the host's clock: the device is not waited for."""
+"""Samples per second, operations of a training step, and their share of a device's highest rate."""
 
 from __future__ import annotations
 
@@ -6,13 +6,58 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Annotated, Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
+from torch.utils.flop_counter import flop_registry
 from typing_extensions import override
 
+from ..common.gpus import gpu_of_device
 from ..common.ranges import POSITIVE, CheckedArguments
-from .flops import CountFlops, peak_flops
-from .private_api import is_compiled, logged_step
+from .private_api import DispatchMode, is_compiled, logged_step
+
+
+class CountFlops(DispatchMode):
+    """Count the operations of matrix products, convolutions and attention inside the context, from their shapes.
+
+    Unlike torch's `FlopCounterMode` it follows no modules, which would add hooks to each, and runs operations without a
+    formula, such as a Triton kernel, as they are.
+
+    Attributes:
+        flops: number of operations.
+        failed: error of a formula of torch's, which does not know all shapes; the number is then too small.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0
+        self.failed: Exception | None = None
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if (formula := flop_registry.get(getattr(func, "overloadpacket", func))) is not None:
+            try:
+                self.flops += formula(*args, **kwargs, out_val=result)
+            except Exception as error:  # must not end a training
+                self.failed = error
+        return result
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the highest rate of a device in operations per second, by its data sheet; None if it is unknown.
+
+    Lightning's table (`get_available_flops`) has rates with sparsity for some GPUs, and takes an L40S for an L4.
+
+    Args:
+        device: of the process.
+        precision: of the Trainer, such as "bf16-mixed".
+    """
+    gpu = gpu_of_device(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    return gpu and gpu.rate(precision, tf32=torch.get_float32_matmul_precision() != "highest")
 
 
 class Speed:
@@ -27,7 +72,8 @@ class Speed:
 
     def restart(self) -> None:
         """Start the clock and the count again."""
-        self._samples, self._since = 0, monotonic()
+        self._samples = 0
+        self._since = monotonic()
         self._paused: float | None = None
 
     def add(self, samples: int) -> None:
@@ -46,7 +92,8 @@ class Speed:
 
     def read(self) -> float | None:
         """Return samples per second since the last reading, and restart; None without samples."""
-        samples, seconds = self._samples, monotonic() - self._since
+        samples = self._samples
+        seconds = monotonic() - self._since
         self.restart()
         return samples / seconds if samples and seconds > 0 else None
 
@@ -69,7 +116,7 @@ def _samples(batch: Any) -> int:
         batch = [batch["sample_index"]] if "sample_index" in batch else list(batch.values())
     if not isinstance(batch, (list, tuple)):
         return 0
-    return next((count for part in batch if (count := _samples(part))), 0)
+    return next((count for entry in batch if (count := _samples(entry))), 0)
 
 
 class SpeedMonitor(CheckedArguments, Callback):
@@ -116,7 +163,8 @@ class SpeedMonitor(CheckedArguments, Callback):
             self._counting.__enter__()
 
     def _stop_counting(self) -> int:
-        counting, self._counting = self._counting, None
+        counting = self._counting
+        self._counting = None
         if counting is None:
             return 0
         counting.__exit__(None, None, None)
@@ -126,7 +174,8 @@ class SpeedMonitor(CheckedArguments, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        flops, samples = self._stop_counting(), samples_of_all(trainer, batch)
+        flops = self._stop_counting()
+        samples = samples_of_all(trainer, batch)
         if self._flops_per_sample is None:
             self._flops_per_sample = flops / samples if samples else 0.0
         self._speed.add(samples)

@@ -49,12 +49,13 @@ class StartingPoint(Callback):
         width = max(map(len, names))
         say(f"{'':<{width}}  {'before':>8}  {'after':>8}  {'change':>8}")
         for name in names:
-            first, last = self.before[name], after[name]
+            first = self.before[name]
+            last = after[name]
             say(f"{name:<{width}}  {first:>8.4g}  {last:>8.4g}  {last - first:>+8.3g}")
 
     def _metrics(self, trainer: Trainer) -> dict[str, float]:
-        found = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-        return {name: value for name, value in sorted(found.items()) if name.startswith(self.prefix)}
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+        return {name: value for name, value in sorted(metrics.items()) if name.startswith(self.prefix)}
 
     @override
     def state_dict(self) -> dict[str, Any]:

@@ -16,15 +16,15 @@ from typing_extensions import override
 from ..common.ranges import SEED, CheckedArguments
 from . import draws
 from .distributed.collectives import world_size
-from .early_stopping import (
+from .private_api import accumulates, restore_callback_metrics
+from .resumed_run import (
     METRICS_KEY,
     refuse_stochastic_weight_averaging,
+    report_other_processes,
     saved_metrics,
     stop_again,
     warn_of_plateau,
 )
-from .other_processes import report_other_processes
-from .private_api import accumulates, restore_callback_metrics
 from .stopping import validate_after_resume
 
 
@@ -85,7 +85,8 @@ class StepSeedCallback(CheckedArguments, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
         self._metrics = {}
-        before, self._processes = self._processes, None
+        before = self._processes
+        self._processes = None
         if before is not None:
             warn_of_plateau(trainer)
         if before not in (None, trainer.world_size):

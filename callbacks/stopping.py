@@ -115,7 +115,8 @@ class StopOnSignal(Callback):
     def _listen(self) -> None:
         if self._handlers or threading.current_thread() is not threading.main_thread():
             return
-        self._received, self._agreement = None, LateMax()
+        self._received = None
+        self._agreement = LateMax()
         self._handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
 
     def _stop_listening(self) -> None:

@@ -14,7 +14,7 @@ from ..common.ranges import COUNT, POSITIVE, CheckedArguments
 
 
 class StuckLossWarning(CheckedArguments, Callback):
-    """Warn once if a contrastive loss stays at ln B, the loss of a model that tells no pair of a batch from another.
+    """Warn once if a contrastive loss stays at ln B, the loss of a model that guesses among the B pairs of a batch.
 
     The training step returns the loss as a share of ln B, {"loss": ..., "loss_share": ...}. Its mean over `steps`
     batches is read at their end, for which the host waits for the device once; reading logged metrics would wait in
@@ -33,7 +33,9 @@ class StuckLossWarning(CheckedArguments, Callback):
         self, name: str = "loss_share", steps: Annotated[int, COUNT] = 100, share: Annotated[float, POSITIVE] = 0.98
     ) -> None:
         super().__init__()
-        self.name, self.steps, self.share = name, steps, share
+        self.name = name
+        self.steps = steps
+        self.share = share
         self._sum: Tensor | float = 0.0
         self._count = 0
         self._warned = False
@@ -44,17 +46,19 @@ class StuckLossWarning(CheckedArguments, Callback):
     ) -> None:
         if self._warned or not outputs:  # the training step returned None
             return
-        found: Tensor | None = outputs.get(self.name)
-        if found is None:
+        share: Tensor | None = outputs.get(self.name)
+        if share is None:
             raise UserError(
                 f"Expected the loss as a share of ln B, {self.name!r}, beside 'loss' from training_step of "
                 f"{type(pl_module).__name__}, got {sorted(outputs)}: return it, or leave StuckLossWarning out."
             )
-        self._sum, self._count = self._sum + found.detach(), self._count + 1
+        self._sum = self._sum + share.detach()
+        self._count += 1
         if self._count < self.steps:
             return
         mean = float(self._sum) / self._count
-        self._sum, self._count = 0.0, 0
+        self._sum = 0.0
+        self._count = 0
         if mean >= self.share:
             self._warned = True
             warn(

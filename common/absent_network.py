@@ -1,4 +1,4 @@
-"""The place of a teacher of the user's own, where its code is not needed.
+"""A stand-in for a teacher of the user's own, where its code is not needed.
 
 A checkpoint names the class of such a teacher, which runs in training only: everything else works without importing it.
 """
@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 
 class AbsentNetwork(nn.Module):
-    """A network in place of one that a checkpoint names. Its output is zeros, for a plan of a training.
+    """A stand-in for a network that a checkpoint names. Its output is zeros, for a plan of a training.
 
     Args:
         name: name of the class with its module.
     """
 
-    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    mean = (0.0, 0.0, 0.0)
+    std = (1.0, 1.0, 1.0)
     image_size = 1  # so that a plan counts no images for it
 
     def __init__(self, name: str) -> None:
@@ -34,27 +35,24 @@ class AbsentNetwork(nn.Module):
 
 
 def leave_out_networks(arguments: Any) -> None:
-    """Put the description of an `AbsentNetwork` in place of each network of the user's own in a module's arguments.
+    """Replace each network of the user's own in a module's arguments by the description of an `AbsentNetwork`.
 
     Args:
         arguments: a module's arguments as plain data or as parsed, which are changed.
-
     """
     for group in _groups(arguments.get("teacher")):
-        described = group.get("network")
-        if _has_keys(described) and described.get("class_path") not in (None, _PATH):
-            kind, name = type(described), described["class_path"]
-            group["network"] = kind(class_path=_PATH, init_args=kind(name=name))
+        network = group.get("network")
+        if _has_keys(network) and network.get("class_path") not in (None, _PATH):
+            mapping = type(network)
+            group["network"] = mapping(class_path=_PATH, init_args=mapping(name=network["class_path"]))
 
 
 def absent_networks(arguments: Any) -> list[str]:
     """Return the names of the networks that `leave_out_networks` left out of a module's arguments."""
-    described = [group.get("network") for group in _groups(arguments.get("teacher"))]
-    return [part["init_args"]["name"] for part in described if _has_keys(part) and _is_absent(part)]
-
-
-def _is_absent(described: Any) -> bool:
-    return bool(described["class_path"] == _PATH)
+    networks = [group.get("network") for group in _groups(arguments.get("teacher"))]
+    return [
+        network["init_args"]["name"] for network in networks if _has_keys(network) and network["class_path"] == _PATH
+    ]
 
 
 def _groups(teacher: Any) -> Iterator[Any]:
@@ -62,8 +60,8 @@ def _groups(teacher: Any) -> Iterator[Any]:
     if _has_keys(teacher):
         yield teacher
         values = teacher if isinstance(teacher, Mapping) else vars(teacher)
-        for part in list(values.values()):
-            yield from filter(_has_keys, part if isinstance(part, list) else [])
+        for value in list(values.values()):
+            yield from filter(_has_keys, value if isinstance(value, list) else [])
 
 
 def _has_keys(value: Any) -> bool:

@@ -53,20 +53,22 @@ class CheckedLoading:
             saved |= content.get(name) or {}
         if saved.get("_instantiator") not in INSTANTIATORS:  # then Lightning does not use jsonargparse, or refuses
             return {}
-        built: type = cls
+        saved_class: type = cls
         if "_class_path" in saved:
-            found = imported(str(saved["_class_path"]))
-            if found is None or not issubclass(found, cls):
-                name = str(saved["_class_path"])
+            path_of_class = str(saved["_class_path"])
+            imported_class = imported(path_of_class)
+            if imported_class is None or not issubclass(imported_class, cls):
                 raise UserError(
                     f"Expected a checkpoint of {cls.__name__}, got {path!r} of "
-                    f"{name if found is None else found.__name__}: load it with its own class."
+                    f"{path_of_class if imported_class is None else imported_class.__name__}: load it with its own "
+                    "class."
                 )
-            built = found
-        own = {name: value for name, value in saved.items() if name not in ("_instantiator", "_class_path", *replaced)}
-        leave_out_networks(own)
+            saved_class = imported_class
+        left_out = ("_instantiator", "_class_path", *replaced)
+        arguments = {name: value for name, value in saved.items() if name not in left_out}
+        leave_out_networks(arguments)
         try:
-            return check_arguments(own, built, TypedNames(), "") | {"_instantiator": _INSTANTIATOR}
+            return check_arguments(arguments, saved_class, TypedNames(), "") | {"_instantiator": _INSTANTIATOR}
         except ForeignCode as error:
             name = error.key.strip(".")
             raise UserError(

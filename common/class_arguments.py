@@ -28,11 +28,12 @@ def parameters(cls: type) -> dict[str, Any]:
         cls: The class; arguments behind `**kwargs` are included.
     """
     try:
-        found = constructor_parameters(cls)
+        arguments = constructor_parameters(cls)
     except Exception:  # a class that jsonargparse cannot read must not hide the first error
         return {}
-    named = [each for each in found if each.kind not in (each.kind.VAR_KEYWORD, each.kind.VAR_POSITIONAL)]
-    return {each.name: None if each.annotation is inspect.Parameter.empty else each.annotation for each in named}
+    named = [argument for argument in arguments if not argument.kind.name.startswith("VAR_")]
+    empty = inspect.Parameter.empty
+    return {argument.name: None if argument.annotation is empty else argument.annotation for argument in named}
 
 
 def members(hint: Any) -> list[Any]:
@@ -65,14 +66,14 @@ def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
     Args:
         bases: The base classes, which are among the result.
     """
-    found: dict[str, type] = {}
+    classes: dict[str, type] = {}
     todo = list(bases)
     while todo:
         cls = todo.pop()
         todo += cls.__subclasses__()
-        if not cls.__name__.startswith("_") and cls not in found.values():
-            found.setdefault(cls.__name__, cls)
-    return found
+        if not cls.__name__.startswith("_") and cls not in classes.values():
+            classes.setdefault(cls.__name__, cls)
+    return classes
 
 
 def subclass_names(bases: tuple[type, ...]) -> list[str]:
@@ -121,12 +122,12 @@ def find_class(name: str, bases: tuple[type, ...]) -> type | str:
         return subclasses(bases).get(name) or did_you_mean(name, subclass_names(bases))
     module, _, last = name.rpartition(".")
     try:
-        found = getattr(import_module(module), last, None)
+        cls = getattr(import_module(module), last, None)
     except ImportError:
         return f"the module {module!r} cannot be imported."
-    if not isinstance(found, type):
+    if not isinstance(cls, type):
         return did_you_mean(last, subclass_names(bases))
-    return found if issubclass(found, bases) else f"it is not a {' or '.join(base.__name__ for base in bases)}."
+    return cls if issubclass(cls, bases) else f"it is not a {' or '.join(base.__name__ for base in bases)}."
 
 
 def written_as(hint: Any, value: Any, is_class: bool) -> str:

@@ -6,7 +6,8 @@ CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
 CLIP_VOCABULARY = 49408
 """Number of tokens of CLIP's tokenizer."""
-START, END = "<|startoftext|>", "<|endoftext|>"
+START = "<|startoftext|>"
+END = "<|endoftext|>"
 _OPEN_CLIP = {"<start_of_text>": START, "<end_of_text>": END}
 
 
@@ -19,6 +20,6 @@ def clip_tokenizer_json() -> str:
     from open_clip import SimpleTokenizer
     from transformers import CLIPTokenizer
 
-    own = SimpleTokenizer()
-    vocabulary = {_OPEN_CLIP.get(token, token): number for token, number in own.encoder.items()}
-    return str(CLIPTokenizer(vocab=vocabulary, merges=list(own.bpe_ranks)).backend_tokenizer.to_str())
+    tokenizer = SimpleTokenizer()
+    vocabulary = {_OPEN_CLIP.get(token, token): number for token, number in tokenizer.encoder.items()}
+    return str(CLIPTokenizer(vocab=vocabulary, merges=list(tokenizer.bpe_ranks)).backend_tokenizer.to_str())

@@ -17,6 +17,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from .errors import UserError
 
@@ -198,16 +201,16 @@ def remove(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or each file of a folder, is on the disk."""
-    for part in (path, *path.rglob("*")) if path.is_dir() else (path,):
-        if not part.is_symlink():
-            _sync_path(part)
+    for entry in (path, *path.rglob("*")) if path.is_dir() else (path,):
+        if not entry.is_symlink():
+            _sync_path(entry)
 
 
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        file = next((part for part in (folder, *folder.parents) if part.is_file()), folder)
+        file = next((path for path in (folder, *folder.parents) if path.is_file()), folder)
         raised = WriteError(f"Expected the folder {folder}, got the file {file}: move the file or give another path.")
         raised.errno = error.errno
         raise raised from error
@@ -257,7 +260,7 @@ def _unchanged_for(path: Path) -> float:
     try:
         clock.touch()
         now = clock.stat().st_ctime
-        return now - max(part.lstat().st_ctime for part in (path, *path.rglob("*")))
+        return now - max(entry.lstat().st_ctime for entry in (path, *path.rglob("*")))
     except OSError:  # its writer has just finished, or the folder is read-only
         return 0.0
     finally:
@@ -309,3 +312,21 @@ def run_folder_of(checkpoint: Path) -> Path:
 def relative_to_here(path: Path) -> Path:
     """Return a path as a user would write it: relative if it is below the working folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read a YAML file of `key: value` lines; an empty one gives no keys.
+
+    Raises:
+        UserError: If it cannot be read, is not YAML, or holds something else.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+        raise UserError(f"Expected valid YAML in {path}{where}, got an error ({problem}): correct the file.") from error
+    if not isinstance(content, dict | None):
+        raise UserError(f"Expected `key: value` lines in {path}, got a {type(content).__name__}: correct the file.")
+    return {str(key): value for key, value in (content or {}).items()}

@@ -52,11 +52,11 @@ def table(values: Mapping[str, float], chance: Mapping[str, float] | None = None
     The names are in order with their numbers counted: r1, r5, r10.
     """
     width = max(map(len, [*values, "metric"]))
-    known = {name: _readable(level) for name, level in (chance or {}).items() if name in values}
+    levels = {name: _readable(level) for name, level in (chance or {}).items() if name in values}
     names = sorted(values, key=lambda name: [(int(n or -1), text) for n, text in re.findall(r"(\d+)|(\D+)", name)])
     rows = [("metric", "value", "chance")]
-    rows += [(name, _readable(values[name]), known.get(name, "")) for name in names]
-    lines = (f"{name:<{width}}  {value:>8}" + f"  {level:>8}" * bool(known) for name, value, level in rows)
+    rows += [(name, _readable(values[name]), levels.get(name, "")) for name in names]
+    lines = (f"{name:<{width}}  {value:>8}" + f"  {level:>8}" * bool(levels) for name, value, level in rows)
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

@@ -60,14 +60,14 @@ class TypedNames:
             if "." in name and _is_name(name):
                 _import(name)
 
-    def allow(self, name: str, found: type | None, bases: tuple[type, ...]) -> bool:
+    def allow(self, name: str, cls: type | None, bases: tuple[type, ...]) -> bool:
         """Return whether this name, or another name of the same class, was typed."""
         if name in self.names:
             return True
-        if found is None:
+        if cls is None:
             return False
-        short = subclasses(bases) if bases else {found.__name__: found}
-        return any((imported(typed) if "." in typed else short.get(typed)) is found for typed in self.names)
+        short = subclasses(bases) if bases else {cls.__name__: cls}
+        return any((imported(typed) if "." in typed else short.get(typed)) is cls for typed in self.names)
 
 
 def imported(path: str) -> type | None:
@@ -78,9 +78,9 @@ def imported(path: str) -> type | None:
     module, _, name = path.rpartition(".")
     if module not in sys.modules:
         return None
-    own = module.partition(".")[0] == _PACKAGE  # whose packages import their public names at the first use
-    found = getattr(sys.modules[module], name, None) if own else vars(sys.modules[module]).get(name)
-    return found if isinstance(found, type) else None
+    of_package = module.partition(".")[0] == _PACKAGE  # whose packages import their public names at the first use
+    value = getattr(sys.modules[module], name, None) if of_package else vars(sys.modules[module]).get(name)
+    return value if isinstance(value, type) else None
 
 
 def check_arguments(values: Mapping[str, Any], cls: type | None, typed: TypedNames, key: str = "init_args") -> Any:
@@ -122,14 +122,14 @@ def check_class(name: Any, bases: tuple[type, ...], typed: TypedNames, key: str 
     """
     if not isinstance(name, str) or not _is_name(name) or Path(name).is_file():
         raise ForeignCode(key, name if isinstance(name, str) else repr(name))
-    found = imported(name) if "." in name else subclasses(bases).get(name)
-    if found is not None and defined_here(found):
-        return f"{found.__module__}.{found.__qualname__}", found
-    if typed.allow(name, found, bases):
-        if found is None and "." in name:  # its arguments are checked by their types
+    cls = imported(name) if "." in name else subclasses(bases).get(name)
+    if cls is not None and defined_here(cls):
+        return f"{cls.__module__}.{cls.__qualname__}", cls
+    if typed.allow(name, cls, bases):
+        if cls is None and "." in name:  # its arguments are checked by their types
             _import(name)
-            found = imported(name)
-        return name, found
+            cls = imported(name)
+        return name, cls
     raise ForeignCode(key, name)
 
 
@@ -158,17 +158,17 @@ def check_described(
     return {"class_path": name, "init_args": arguments}
 
 
-def defined_here(found: type) -> bool:
+def defined_here(cls: type) -> bool:
     """Return whether this package defines a class, or `torch.optim` an optimizer or a scheduler.
 
     Args:
-        found: The class.
+        cls: The class.
     """
-    defined = imported(f"{found.__module__}.{found.__qualname__}") is found
-    package, _, rest = found.__module__.partition(".")
+    defined = imported(f"{cls.__module__}.{cls.__qualname__}") is cls
+    package, _, rest = cls.__module__.partition(".")
     of_optim = f"{package}.{rest.partition('.')[0]}" == "torch.optim"
     return defined and (
-        package == _PACKAGE or (of_optim and issubclass(found, (Optimizer, LRScheduler, ReduceLROnPlateau)))
+        package == _PACKAGE or (of_optim and issubclass(cls, (Optimizer, LRScheduler, ReduceLROnPlateau)))
     )
 
 
@@ -178,7 +178,7 @@ def _check(value: Any, hint: Any, typed: TypedNames, key: str) -> Any:
         return _check_text(value, hint, typed, key)
     if isinstance(value, (list, tuple)):
         item = _item_type(_options(hint))
-        return [_check(part, item, typed, f"{key}.{place}") for place, part in enumerate(value)]
+        return [_check(element, item, typed, f"{key}.{number}") for number, element in enumerate(value)]
     if not isinstance(value, Mapping):
         return value
     return (
@@ -234,14 +234,17 @@ def _check_mapping(value: Mapping[Any, Any], hint: Any, typed: TypedNames, key: 
     if not groups and not mappings and any(map(_is_code, options)):  # arguments of a class that is not named
         raise ForeignCode(key, str(dict(value)))
     if len(groups) == 1 and set(value) <= set(CLASS_KEYS):
-        return {name: check_arguments(part or {}, groups[0], typed, f"{key}.{name}") for name, part in value.items()}
+        return {
+            name: check_arguments(arguments or {}, groups[0], typed, f"{key}.{name}")
+            for name, arguments in value.items()
+        }
     types = [_field_types(group) for group in groups]
     types += [dict.fromkeys(value, get_args(mapping)[-1]) for mapping in mappings if get_args(mapping)]
     checked = dict(value)
     for name in checked:
         # Which of several groups is meant is not known: a value has to be right for each.
-        for kind in [of_option[name] for of_option in types if name in of_option] or [None]:
-            checked[name] = _check(checked[name], kind, typed, f"{key}.{name}")
+        for type_of_option in [of_option[name] for of_option in types if name in of_option] or [None]:
+            checked[name] = _check(checked[name], type_of_option, typed, f"{key}.{name}")
     return checked
 
 
@@ -257,8 +260,8 @@ def _options(hint: Any) -> list[Any]:
 
 def _item_type(options: Sequence[Any]) -> Any:
     """Return the type of the items of a list; None if everything is allowed."""
-    inner = [_args(option) for option in options if not _is_mapping(option) and _is_container(option)]
-    return Union[tuple(kind for kinds in inner for kind in kinds)] if inner and all(inner) else None  # noqa: UP007
+    items = [_args(option) for option in options if not _is_mapping(option) and _is_container(option)]
+    return Union[tuple(member for members in items for member in members)] if items and all(items) else None  # noqa: UP007
 
 
 def _args(container: Any) -> tuple[Any, ...]:
@@ -309,7 +312,7 @@ def _field_types(group: Any) -> dict[str, Any]:
 
 def _is_name(text: str) -> bool:
     """Return whether a string is written as the name of a class."""
-    return all(part.isidentifier() for part in text.split("."))
+    return all(word.isidentifier() for word in text.split("."))
 
 
 def _import(name: str) -> None:

@@ -9,7 +9,7 @@ _SHOWN = 12
 def nearest(name: str, candidates: Iterable[str], count: int = 3) -> list[str]:
     """Return the candidates closest to a name, best first, ignoring case; empty if none is close."""
     lowered = {candidate.lower(): candidate for candidate in sorted(set(candidates))}
-    return [lowered[found] for found in get_close_matches(name.lower(), list(lowered), n=count, cutoff=0.5)]
+    return [lowered[match] for match in get_close_matches(name.lower(), list(lowered), n=count, cutoff=0.5)]
 
 
 def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
@@ -27,4 +27,4 @@ def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
     if not names:
         return "there are none."
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return "use one of " + ", ".join(prefix + known for known in names[:_SHOWN]) + more + "."
+    return "use one of " + ", ".join(prefix + name for name in names[:_SHOWN]) + more + "."

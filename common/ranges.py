@@ -180,7 +180,7 @@ def plain_types(hint: Any) -> list[Any]:
         return plain_types(hint.__origin__)
     if get_origin(hint) is Literal or not get_args(hint):
         return [hint]
-    return [inner for part in get_args(hint) for inner in plain_types(part)]
+    return [inner for argument in get_args(hint) for inner in plain_types(argument)]
 
 
 def _check_arguments(cls: type, option: str | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -223,3 +223,25 @@ def _check_choice(name: str, value: str, accepted: list[Any]) -> None:
     words = [str(word) for member in accepted if get_origin(member) is Literal for word in get_args(member)]
     if value not in words:
         raise UserError(f"Expected a number or {' or '.join(words)} as {name}, got {value!r}: correct it.")
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Check that the number of attention heads divides a width.
+
+    Raises:
+        UserError: If the heads do not divide the width.
+    """
+    if width % heads:
+        raise UserError(f"Expected a width that {heads} heads divide, got {width}: change one of them.")
+
+
+def check_patches(image_size: int, patch_size: int) -> None:
+    """Check that a patch size divides an image size.
+
+    Raises:
+        UserError: If the patch size does not divide the image size.
+    """
+    if image_size % patch_size:
+        raise UserError(
+            f"Expected an image size that patches of {patch_size} pixels divide, got {image_size}: change one of them."
+        )

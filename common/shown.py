@@ -19,13 +19,14 @@ def _url_pattern(character: str) -> re.Pattern[str]:
     name = rf"(?:(?![/@?#]){inside})*@"
     # Keys of storages contain slashes: a colon that no port follows begins a password, which ends at the last "@".
     password = rf"(?:(?![/@?#:\[]){inside})*(?!::{_SCHEME}):(?!\d*(?:[/?#]|(?!{inside}))){inside}*@"
-    place = rf"(?:(?![?#]){inside})*"
-    # The end of a sentence is no part of a query.
+    location = rf"(?:(?![?#]){inside})*"
+    # The end of a sentence does not belong to a query.
     end = rf"(?=[.,:;)\]}}]*(?:#|(?!{inside})))"
     query = rf"\?(?P<query>(?:(?!#){inside})+?){end}"
     fragment = rf"#(?P<fragment>{inside}*?){end}"
     return re.compile(
-        rf"(?P<scheme>{_SCHEME})(?P<user>{name}|{password})?(?P<place>{place})(?:{query})?(?:{fragment})?", re.DOTALL
+        rf"(?P<scheme>{_SCHEME})(?P<user>{name}|{password})?(?P<location>{location})(?:{query})?(?:{fragment})?",
+        re.DOTALL,
     )
 
 
@@ -56,7 +57,7 @@ def without_secrets(url: re.Match[str], mark: str = "") -> str:
         query = f"?{mark}" if query and mark else ""
     if (web or "=" in fragment) and not _RANGE.fullmatch(fragment.removeprefix("#")):
         fragment = ""
-    return f"{url['scheme']}{user}{url['place']}{query}{fragment}"
+    return f"{url['scheme']}{user}{url['location']}{query}{fragment}"
 
 
 def known_urls() -> list[str]:
@@ -79,4 +80,7 @@ def shown(text: str) -> str:
     text = public(text)
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+        for character in text
+    )

@@ -29,11 +29,11 @@ def hidden(value: Any) -> Any:
         return WHOLE_URL.sub(lambda url: without_secrets(url, REMOVED), value) if _is_url(value) else value
     if isinstance(value, argparse.Namespace):
         copied = copy.copy(value)
-        vars(copied).update({name: hidden(part) for name, part in vars(value).items()})
+        vars(copied).update({name: hidden(item) for name, item in vars(value).items()})
         return copied
     if isinstance(value, Mapping):
-        return {name: hidden(part) for name, part in value.items()}
-    return type(value)(hidden(part) for part in value) if type(value) in (list, tuple) else value
+        return {name: hidden(item) for name, item in value.items()}
+    return type(value)(hidden(item) for item in value) if type(value) in (list, tuple) else value
 
 
 def keep(value: Any) -> Any:

@@ -7,28 +7,23 @@ from .drawn.questions import ShapesVQADataModule
 from .drawn.reinforced import ReinforcedShapesDataModule
 from .drawn.tasks import ShapesEntailmentDataModule, ShapesNLVR2DataModule
 from .grounding.datamodule import GroundingDataModule
-from .labels.base import LabelDataModule
-from .labels.datamodule import ImageClassificationDataModule
-from .pairs.base import PairDataModule
-from .pairs.datamodule import ImageTextDataModule
+from .labels.datamodule import ImageClassificationDataModule, LabelDataModule
+from .pairs.datamodule import ImageTextDataModule, PairDataModule
 from .pairs.embedded import EmbeddedCaptionsDataModule
-from .questions.base import QuestionDataModule
-from .questions.datamodule import VQADataModule
+from .questions.datamodule import QuestionDataModule, VQADataModule
 from .reading.resolve import Source
-from .reinforced.base import ReinforcedDataModule
-from .reinforced.datamodule import ReinforcedImageTextDataModule
+from .reinforced.datamodule import ReinforcedDataModule, ReinforcedImageTextDataModule
 from .reinforced.reinforcement import ReinforcementDataModule
-from .tasks.entailment import EntailmentDataModule
-from .tasks.nlvr import NLVR2DataModule
+from .tasks.datamodule import EntailmentDataModule, NLVR2DataModule
 from .transforms.albef import ALBEFEvalTransform, ALBEFRandAugment, ALBEFTrainTransform
 from .transforms.classification import (
     CIFAREvalTransform,
     CIFARTrainTransform,
     ImageNetEvalTransform,
     ImageNetTrainTransform,
+    ProbeTrainTransform,
 )
 from .transforms.clip import CLIPEvalTransform
-from .transforms.probe import ProbeTrainTransform
 
 __all__ = [
     "ALBEFEvalTransform",

@@ -15,10 +15,10 @@ from ..common.lazy import LazyNames
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
     from .clip import CLIPModule
-    from .cocord import CoCoRDModule, LinearProbeModule
-    from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGModule, VisionClassifierModule
+    from .cocord import CoCoRDLinearProbeModule, CoCoRDModule
+    from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGImageClassifierModule, MMLGModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
-    from .shre import ImageProbeModule, SHReModule
+    from .shre import SHReImageClassifierModule, SHReModule
 
 _NAMES = {
     "albef": (
@@ -30,14 +30,14 @@ _NAMES = {
     ),
     "clip": ("CLIPModule",),
     "cocord": (
+        "CoCoRDLinearProbeModule",
         "CoCoRDModule",
-        "LinearProbeModule",
     ),
     "mmlg": (
         "CaptioningModule",
         "ImageEmbeddingModule",
+        "MMLGImageClassifierModule",
         "MMLGModule",
-        "VisionClassifierModule",
     ),
     "mobileclip": (
         "CoCaCaptioner",
@@ -46,7 +46,7 @@ _NAMES = {
         "TransformersCaptioner",
     ),
     "shre": (
-        "ImageProbeModule",
+        "SHReImageClassifierModule",
         "SHReModule",
     ),
 }
@@ -57,20 +57,20 @@ __all__ = [
     "CLIPModule",
     "CaptioningModule",
     "CoCaCaptioner",
+    "CoCoRDLinearProbeModule",
     "CoCoRDModule",
     "EntailmentModule",
     "ImageEmbeddingModule",
-    "ImageProbeModule",
-    "LinearProbeModule",
+    "MMLGImageClassifierModule",
     "MMLGModule",
     "MobileCLIPModule",
     "NLVR2Module",
     "ReinforcementModule",
+    "SHReImageClassifierModule",
     "SHReModule",
     "TextAssignmentModule",
     "TransformersCaptioner",
     "VQAModule",
-    "VisionClassifierModule",
     "load_all",
 ]
 

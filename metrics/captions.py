@@ -53,7 +53,7 @@ def ptb_tokens(caption: str) -> Tokens:
         caption: raw text.
     """
     text = caption.lower().translate(_TYPESET)
-    text = _JOINED.sub(lambda found: " ".join(filter(None, found.groups())), text)
+    text = _JOINED.sub(lambda match: " ".join(filter(None, match.groups())), text)
     text = _SHORTENED.sub(r" \1", _NOT.sub(r" \1", text)).replace('"', " ")
     return [_BRACKETS.get(token, token) for token in _TOKEN.findall(text) if token not in _LEFT_OUT]
 
@@ -68,7 +68,8 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     Returns:
         Four numbers from 0 to 1.
     """
-    matched, possible = dict.fromkeys(_ORDERS, 0), dict.fromkeys(_ORDERS, 0)
+    matched = dict.fromkeys(_ORDERS, 0)
+    possible = dict.fromkeys(_ORDERS, 0)
     length = reference_length = 0
     for candidate, texts in zip(candidates, references, strict=True):
         length += len(candidate)
@@ -82,7 +83,8 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
     # Small constants of the COCO evaluation against division by 0.
     ratio = (length + 1e-15) / (reference_length + 1e-9)
     penalty = min(1.0, math.exp(1 - 1 / ratio))
-    scores, product = [], 1.0
+    scores = []
+    product = 1.0
     for n in _ORDERS:
         product *= (matched[n] + 1e-15) / (possible[n] + 1e-9)
         scores.append(penalty * product ** (1 / n))
@@ -116,8 +118,8 @@ def _common_subsequence(first: Tokens, second: Tokens) -> int:
     row = [0] * (len(second) + 1)
     for word in first:
         before = 0  # the entry above and to the left
-        for place, other in enumerate(second, start=1):
-            before, row[place] = row[place], before + 1 if word == other else max(row[place], row[place - 1])
+        for column, other in enumerate(second, start=1):
+            before, row[column] = row[column], before + 1 if word == other else max(row[column], row[column - 1])
     return row[-1]
 
 
@@ -187,9 +189,9 @@ def caption_scores(candidates: Sequence[str], references: Sequence[Sequence[str]
         rank_zero_warn("CIDEr-D of a single image is 0, since no n-gram is rare among its own references.")
     split = [ptb_tokens(caption) for caption in candidates]
     references_split = [[ptb_tokens(caption) for caption in texts] for texts in references]
-    found = {f"bleu_{n}": score for n, score in zip(_ORDERS, bleu(split, references_split), strict=True)}
-    found |= {"rouge_l": rouge_l(split, references_split), "cider_d": cider_d(split, references_split)}
-    return {name: 100 * score for name, score in found.items()}
+    scores = {f"bleu_{n}": score for n, score in zip(_ORDERS, bleu(split, references_split), strict=True)}
+    scores |= {"rouge_l": rouge_l(split, references_split), "cider_d": cider_d(split, references_split)}
+    return {name: 100 * score for name, score in scores.items()}
 
 
 def _ngrams(text: Tokens, n: int) -> Counter[tuple[str, ...]]:

@@ -47,8 +47,10 @@ def box_scores(heat: Tensor, size: tuple[int, int], boxes: Tensor) -> Tensor:
     boxes = boxes.double()
     left, top = boxes[:, :2].floor().long().clamp(min=0).unbind(1)
     right, bottom = (boxes[:, :2] + boxes[:, 2:]).floor().long().unbind(1)
-    left, right = left.clamp(max=width), right.clamp(0, width)
-    top, bottom = top.clamp(max=height), bottom.clamp(0, height)
+    left = left.clamp(max=width)
+    right = right.clamp(0, width)
+    top = top.clamp(max=height)
+    bottom = bottom.clamp(0, height)
     inside = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
     return inside / boxes[:, 2:].prod(1).sqrt()
 

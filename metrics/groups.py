@@ -28,8 +28,9 @@ def macro_f1(predicted: Tensor, label: Tensor) -> float:
     """
     classes = int(torch.cat([predicted, label]).max()) + 1
     right = label[predicted == label].bincount(minlength=classes).double()
-    of_class, found = label.bincount(minlength=classes), predicted[predicted >= 0].bincount(minlength=classes)
-    return float((2 * right / (of_class + found))[of_class > 0].mean())
+    of_class = label.bincount(minlength=classes)
+    of_prediction = predicted[predicted >= 0].bincount(minlength=classes)
+    return float((2 * right / (of_class + of_prediction))[of_class > 0].mean())
 
 
 def group_means(values: Tensor, group: Tensor, left_out: Iterable[int] = ()) -> dict[int, float]:

@@ -95,17 +95,20 @@ def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matc
     Returns:
         long [I] and long [T], ranks from 0. A row without a match of finite score gets the number of candidates.
     """
-    images, texts = len(image_features), len(text_features)
+    images = len(image_features)
+    texts = len(text_features)
     starts = range(0, images, _CHUNK)
     image_ranks = torch.full((images,), texts)
     best = torch.full((texts,), -torch.inf, dtype=image_features.dtype)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
+        scores = _similarities(image_features[rows], text_features)
+        match = matches.block(rows)
         image_ranks[rows] = _rank_of_best_match(scores, match, texts)
         best = torch.maximum(best, scores.masked_fill(~match, -torch.inf).amax(0))
     text_ranks = torch.zeros(texts, dtype=torch.long)
     for rows in (slice(start, start + _CHUNK) for start in starts):
-        scores, match = _similarities(image_features[rows], text_features), matches.block(rows)
+        scores = _similarities(image_features[rows], text_features)
+        match = matches.block(rows)
         text_ranks += ((scores >= best) & ~match).sum(0)
     return image_ranks, text_ranks.masked_fill(best == -torch.inf, images)
 
@@ -148,18 +151,21 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
         text_features: [T, E].
         k: Number of candidates of a row.
     """
-    images, texts = len(image_features), len(text_features)
+    images = len(image_features)
+    texts = len(text_features)
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no image at all
-    found = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
+    near_images = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
     for start in range(0, images, _CHUNK):
         scores = _similarities(image_features[start : start + _CHUNK], text_features)
         text_parts.append(scores.topk(min(k, texts), 1))
         numbers = torch.arange(start, start + len(scores)).expand(texts, -1)
-        similarity = torch.cat([found.similarity, scores.T], 1)
+        similarity = torch.cat([near_images.similarity, scores.T], 1)
         best = similarity.topk(min(k, similarity.shape[1]), 1)
-        found = Candidates(torch.cat([found.index, numbers], 1).gather(1, best.indices), best.values)
-    near_texts = Candidates(torch.cat([part.indices for part in text_parts]), torch.cat([p.values for p in text_parts]))
-    return near_texts, found
+        near_images = Candidates(torch.cat([near_images.index, numbers], 1).gather(1, best.indices), best.values)
+    near_texts = Candidates(
+        torch.cat([block.indices for block in text_parts]), torch.cat([p.values for p in text_parts])
+    )
+    return near_texts, near_images
 
 
 def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor, last: int) -> Tensor:
@@ -201,17 +207,18 @@ def chance_recalls(matches: Matches) -> dict[str, float]:
 
     Of m matches among n candidates none is among the first k with probability C(n - m, k) / C(n, k).
     """
-    images, texts = len(matches.image_id), len(matches.text_image_id)
+    images = len(matches.image_id)
+    texts = len(matches.text_image_id)
     blocks = [matches.block(slice(start, start + _CHUNK)) for start in range(0, images, _CHUNK)]
     of_images = torch.cat([block.sum(1) for block in blocks])
     of_texts = torch.stack([block.sum(0) for block in blocks]).sum(0)
     result = {}
     for direction, right, others in (("text_to_image", of_texts, images), ("image_to_text", of_images, texts)):
         misses = torch.ones(len(right), dtype=torch.float64)
-        for place in range(min(RECALLS[-1], others)):
-            misses *= (others - right - place).clamp(min=0) / (others - place)
-            if place + 1 in RECALLS:
-                result[f"{direction}_r{place + 1}"] = 100 * (1 - misses.mean().item())
+        for position in range(min(RECALLS[-1], others)):
+            misses *= (others - right - position).clamp(min=0) / (others - position)
+            if position + 1 in RECALLS:
+                result[f"{direction}_r{position + 1}"] = 100 * (1 - misses.mean().item())
         result |= {f"{direction}_r{k}": 100 * (1 - misses.mean().item()) for k in RECALLS if k > others}
     result["recall_mean"] = sum(result.values()) / len(result)
     return result
@@ -250,11 +257,11 @@ def average_median_ranks(
             f"Expected a caption to rank, got none for any of {len(captions)} images: check the images' ids."
         )
     medians = []
-    for rows in [part for part in images.split(fold) if len(part) == fold] or [images]:
+    for rows in [rows for rows in images.split(fold) if len(rows) == fold] or [images]:
         for caption in range(int(captions[images].min())):
             texts = by_image[start[rows] + caption]
             pairs = replace(matches.of_texts(texts), image_id=matches.image_id[rows])
             ranks = retrieval_ranks(image_features[rows], text_features[texts], pairs)
             medians.append([1 + direction.double().quantile(0.5).item() for direction in ranks])
-    image_to_text, text_to_image = (sum(found) / len(found) for found in zip(*medians, strict=True))
+    image_to_text, text_to_image = (sum(values) / len(values) for values in zip(*medians, strict=True))
     return {"median_rank_text_to_image": text_to_image, "median_rank_image_to_text": image_to_text}

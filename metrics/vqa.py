@@ -31,9 +31,9 @@ where'd where's where've who'd who'd've who'll who's who've why'll why're why's 
 y'all y'all'll y'all'd've you'd you'd've you'll you're you've
 """
 _COMPLETED = {
-    word[:place] + word[place + 1 :]: word
+    word[:position] + word[position + 1 :]: word
     for word in _CONTRACTIONS.split()
-    for place, letter in enumerate(word)
+    for position, letter in enumerate(word)
     if letter == "'"
 } | {"somebody'd": "somebodyd"}  # as in the challenge's table
 
@@ -79,7 +79,8 @@ def answer_accuracy(answer: str, given: Sequence[str]) -> float:
     if not given:
         raise ValueError("Expected at least one given answer, got none: leave the question out.")
     predicted = normalized_answer(answer)
-    people, agree = len(given), sum(normalized_answer(one) == predicted for one in given)
+    people = len(given)
+    agree = sum(normalized_answer(one) == predicted for one in given)
     if people == 1:
         return float(agree)
     # Those who agree have one fellow less among the others.

@@ -1,10 +1,12 @@
-"""Checkpoints that are written atomically."""
+"""Checkpoints that are written atomically, if asked for while the training goes on."""
 
+import copy
 import os
 import pickle
 import re
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,18 +16,90 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import Strategy
+from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import REPLACED, check_free, original_path, replacing, writing
-from .background import BackgroundWriter, snapshot
 from .sharded_checkpoint import (
     METADATA,
     divide_checkpoint,
+    map_values,
     read_checkpoint_folder,
     read_metadata,
     shard_file,
 )
+
+_WAITING = 1
+"""Writes that may wait when another one is asked for: a validation writes the best and the last checkpoint."""
+
+
+class BackgroundWriter:
+    """Runs jobs one after the other in a thread.
+
+    An error of a job is raised by the next call of a method, in the calling thread.
+    """
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._jobs: list[Future[None]] = []
+        self._error: BaseException | None = None
+
+    def ready(self) -> None:
+        """Wait until at most one job is unfinished, so that few copies of a checkpoint are in memory."""
+        self._finish(_WAITING)
+
+    def submit(self, job: Callable[[], None], even_after_error: bool = True) -> None:
+        """Run a job after those before it.
+
+        Args:
+            job: what to run.
+            even_after_error: whether it runs if one of those before it has failed.
+        """
+        self._thread = self._thread or ThreadPoolExecutor(1, "checkpoints")
+        self._jobs.append(self._thread.submit(self._run, job, even_after_error))
+
+    def wait(self) -> None:
+        """Wait until all jobs are done, and end the thread."""
+        try:
+            self._finish(0)
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None
+
+    def _finish(self, left: int) -> None:
+        while len(self._jobs) > left:
+            self._jobs.pop(0).result()
+        self._jobs = [job for job in self._jobs if not job.done()]
+        error = self._error
+        self._error = None
+        if error is not None:
+            raise error
+
+    def _run(self, job: Callable[[], None], even_after_error: bool) -> None:
+        if self._error is not None and not even_after_error:
+            return
+        try:
+            job()
+        except BaseException as error:
+            self._error = self._error or error
+
+
+def snapshot(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a checkpoint in main memory, in which tied tensors stay tied."""
+    copies: dict[tuple[Any, ...], Tensor] = {}
+
+    def copied(path: str, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return copy.deepcopy(value)
+        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies:
+            copies[key] = value.detach().to("cpu", copy=True)
+        return copies[key]
+
+    whole: dict[str, Any] = map_values(copied, checkpoint)
+    return whole
 
 
 class CheckpointError(UserError, RuntimeError):
@@ -157,8 +231,8 @@ def damage(path: Path) -> str | None:
     except (pickle.UnpicklingError, EOFError, OSError, RuntimeError, ValueError, UserError) as error:
         return _gist(error)
     for file in (path / METADATA, *pieces):
-        if found := _file_damage(file):
-            return f"{file.name}: {found}"
+        if cause := _file_damage(file):
+            return f"{file.name}: {cause}"
     return None
 
 
@@ -174,10 +248,10 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
     found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}
     for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
-        found = damage(path)
-        if found is None:
+        cause = damage(path)
+        if cause is None:
             return path, damaged
-        damaged[path] = found
+        damaged[path] = cause
     return None, damaged
 
 

@@ -1,7 +1,7 @@
 """Sharded checkpoints: a folder with a file for each process, which any number of processes can read.
 
     last.ckpt/
-        shard-00000.pt    process 0's pieces of the sharded tensors, by their place in the checkpoint
+        shard-00000.pt    process 0's pieces of the sharded tensors, by their path in the checkpoint
         shard-00001.pt
         meta.pt           everything else, with a marker in the place of each sharded tensor; written last
 
@@ -24,10 +24,11 @@ from ...common.errors import UserError
 METADATA = "meta.pt"
 """Lightning's name of the metadata file."""
 # In the metadata: the number of files with pieces, and the marker of a sharded tensor.
-_FILES, _NOTE = "files_with_pieces", "pieces_along_dimension"
+_FILES = "files_with_pieces"
+_NOTE = "pieces_along_dimension"
 
-Place = Callable[[str, Any], Any]
-"""Maps a value, given its place in the checkpoint, such as `state_dict/weight`."""
+ValueFunction = Callable[[str, Any], Any]
+"""Maps a value, given its path in the checkpoint, such as `state_dict/weight`."""
 
 
 def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -37,7 +38,7 @@ def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[s
         checkpoint: Nested dicts and lists, with tensors that are sharded over all processes among the values.
 
     Returns:
-        The metadata, and this process's pieces by place, on the CPU.
+        The metadata, and this process's pieces by path, on the CPU.
 
     Raises:
         ValueError: If a tensor is distributed in another way.
@@ -45,14 +46,14 @@ def split_checkpoint(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     pieces: dict[str, Tensor] = {}
     copied: dict[int, Tensor] = {}  # tied tensors stay tied
 
-    def note(place: str, value: Any) -> Any:
+    def note(path: str, value: Any) -> Any:
         if not isinstance(value, DTensor):
             return value
         local = copied.setdefault(id(value), value.to_local().detach().cpu())
-        dimension = _dimension(place, value)
+        dimension = _dimension(path, value)
         if dimension is None:
             return local
-        pieces[place] = local
+        pieces[path] = local
         return {_NOTE: dimension}
 
     return map_values(note, checkpoint) | {_FILES: dist.get_world_size()}, pieces
@@ -66,13 +67,13 @@ def divide_checkpoint(checkpoint: dict[str, Any], files: int) -> tuple[dict[str,
         files: Number of pieces of each tensor.
 
     Returns:
-        The metadata, and for each file its pieces by place.
+        The metadata, and for each file its pieces by path.
     """
     pieces: list[dict[str, Tensor]] = [{} for _ in range(files)]
     cut: dict[tuple[int, torch.Size], list[Tensor]] = {}  # tied tensors stay tied
 
-    def note(place: str, value: Any) -> Any:
-        weight = place.startswith(("state_dict/", "optimizer_states/"))
+    def note(path: str, value: Any) -> Any:
+        weight = path.startswith(("state_dict/", "optimizer_states/"))
         if not (weight and isinstance(value, Tensor) and value.dim()):
             return value
         rows = -(-len(value) // files)
@@ -80,8 +81,8 @@ def divide_checkpoint(checkpoint: dict[str, Any], files: int) -> tuple[dict[str,
         parts = cut.setdefault(
             (value.data_ptr(), value.shape), [value[start:end].clone() for start, end in pairwise(starts)]
         )
-        for of_file, part in zip(pieces, parts, strict=True):
-            of_file[place] = part
+        for of_file, piece in zip(pieces, parts, strict=True):
+            of_file[path] = piece
         return {_NOTE: 0}
 
     return map_values(note, checkpoint) | {_FILES: files}, pieces
@@ -96,7 +97,7 @@ def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
     """
     gathered: dict[int, Tensor | None] = {}  # tied tensors stay tied
 
-    def gather(place: str, value: Any) -> Any:
+    def gather(path: str, value: Any) -> Any:
         if not isinstance(value, DTensor):
             return value
         if id(value) not in gathered:
@@ -108,13 +109,15 @@ def whole_checkpoint(checkpoint: dict[str, Any], keep: bool) -> dict[str, Any]:
     return whole
 
 
-def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place | None = None) -> dict[str, Any]:
+def read_checkpoint_folder(
+    folder: Path, weights_only: bool = True, convert: ValueFunction | None = None
+) -> dict[str, Any]:
     """Read a sharded checkpoint of any number of processes as one whole checkpoint.
 
     Args:
         folder: Checkpoint of `ShardedStrategy`.
         weights_only: False loads arbitrary objects, for files that are trusted.
-        place: Applied to each value; a sharded tensor is joined only for this call, so that a process that keeps a
+        convert: Applied to each value; a sharded tensor is joined only for this call, so that a process that keeps a
             part of each tensor never holds more than one whole tensor.
 
     Raises:
@@ -126,13 +129,13 @@ def read_checkpoint_folder(folder: Path, weights_only: bool = True, place: Place
 
     joined: dict[tuple[Any, ...], Tensor] = {}  # tied tensors stay tied
 
-    def put_together(where: str, value: Any) -> Any:
+    def put_together(path: str, value: Any) -> Any:
         if not isinstance(value, dict):
-            return value if place is None else place(where, value)
-        parts = [shard[where] for shard in shards]
-        if place is not None:
-            return place(where, torch.cat(parts, value[_NOTE]))
-        key = tuple((part.data_ptr(), part.shape) for part in parts)
+            return value if convert is None else convert(path, value)
+        parts = [shard[path] for shard in shards]
+        if convert is not None:
+            return convert(path, torch.cat(parts, value[_NOTE]))
+        key = tuple((piece.data_ptr(), piece.shape) for piece in parts)
         if key not in joined:
             joined[key] = torch.cat(parts, value[_NOTE])
         return joined[key]
@@ -166,14 +169,15 @@ def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, An
 
 def own_part(whole: Tensor, like: DTensor) -> DTensor:
     """Return a tensor distributed like another one of its shape; the memory of `whole` is not kept."""
-    mesh, dimension = like.device_mesh, _dimension("tensor", like)
-    part = whole
+    mesh = like.device_mesh
+    dimension = _dimension("tensor", like)
+    piece = whole
     if dimension is not None:
         # As torch shards: equal parts, rounded up, so that the last ones may be smaller or empty.
         size = -(-whole.shape[dimension] // mesh.size())
         start = min(mesh.get_local_rank() * size, whole.shape[dimension])
-        part = whole.narrow(dimension, start, min(size, whole.shape[dimension] - start))
-    local = part.to(mesh.device_type, copy=True).contiguous()
+        piece = whole.narrow(dimension, start, min(size, whole.shape[dimension] - start))
+    local = piece.to(mesh.device_type, copy=True).contiguous()
     return DTensor.from_local(local, mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride())
 
 
@@ -183,27 +187,27 @@ def shard_file(number: int) -> str:
 
 
 def map_values(
-    function: Place, tree: Any, place: str = "", is_value: Callable[[dict[Any, Any]], bool] = lambda _: False
+    function: ValueFunction, tree: Any, path: str = "", is_value: Callable[[dict[Any, Any]], bool] = lambda _: False
 ) -> Any:
-    """Return a copy of nested dicts, lists and tuples with `function(place, value)` for each value.
+    """Return a copy of nested dicts, lists and tuples with `function(path, value)` for each value.
 
     Args:
-        function: Maps a value, given its place.
+        function: Maps a value, given its path.
         tree: Nested dicts, lists and tuples.
-        place: Place of the tree.
+        path: Path of the tree.
         is_value: Whether a dict is a value itself.
     """
-    below = f"{place}/" if place else ""
+    below = f"{path}/" if path else ""
     if isinstance(tree, dict) and not is_value(tree):
         copied = copy.copy(tree)  # keeps the class: a state dict carries versions in an attribute
         copied.update({key: map_values(function, value, f"{below}{key}", is_value) for key, value in tree.items()})
         return copied
     if type(tree) in (list, tuple):
         return type(tree)(map_values(function, value, f"{below}{n}", is_value) for n, value in enumerate(tree))
-    return function(place, tree)
+    return function(path, tree)
 
 
-def _dimension(place: str, tensor: DTensor) -> int | None:
+def _dimension(path: str, tensor: DTensor) -> int | None:
     """Return the dimension along which a tensor is cut into pieces; None if every process has all of it."""
     if tensor.device_mesh.size() == dist.get_world_size() and len(tensor.placements) == 1:
         (placement,) = tensor.placements
@@ -212,6 +216,6 @@ def _dimension(place: str, tensor: DTensor) -> int | None:
         if isinstance(placement, Replicate):
             return None
     raise ValueError(
-        f"Expected tensors that are sharded along one dimension over all processes, got {place!r} distributed as "
+        f"Expected tensors that are sharded along one dimension over all processes, got {path!r} distributed as "
         f"{tensor.placements} over {tensor.device_mesh}: shard it over all processes."
     )

@@ -144,13 +144,13 @@ class ImageClassification(CheckedArguments, Callback):
             self.data.prepare_data()
         trainer.strategy.barrier("image_classification_data")
         splits: tuple[Split, Split] = ("test", "validation") if wanted == "test" else ("validation", "test")
-        found = [split for split in splits if self._has(split)]
-        if not found:
+        present = [split for split in splits if self._has(split)]
+        if not present:
             raise UserError(
                 f"Expected a validation or a test split in the data of {self}, got neither in "
                 f"{type(self.data).__name__}: give data a source for one of them."
             )
-        self._split = found[0]
+        self._split = present[0]
         self.data.setup(_STAGES[self._split])
 
     def _has(self, split: Split) -> bool:
@@ -191,7 +191,7 @@ class ImageClassification(CheckedArguments, Callback):
         All images, those that are right, those with the right class among five, those with a non-finite score.
         """
         classes = 0
-        found = [torch.zeros(0, 5, dtype=torch.long)]
+        rows = [torch.zeros(0, 5, dtype=torch.long)]
         broken_classes = torch.tensor(False)  # [C] from the first batch on: non-finite for some images only
         for image, label, sample_index in self._batches(trainer):
             image = image.to(trainer.strategy.root_device, non_blocking=True)
@@ -201,15 +201,15 @@ class ImageClassification(CheckedArguments, Callback):
             broken = ~of_classes.isfinite()
             broken_classes = broken_classes | (broken & ~broken.all(1, keepdim=True)).any(0).cpu()
             kinds = torch.stack([right[:, 0], right.any(1), broken.any(1)], 1).cpu().long()
-            found.append(torch.cat([label[:, None], kinds, sample_index[:, None]], 1))
+            rows.append(torch.cat([label[:, None], kinds, sample_index[:, None]], 1))
         # A process without an image learns the number of classes from the others.
         classes = int(gather_uneven(torch.tensor([classes])).max())
-        label, *flags, sample_index = torch.cat(found).unbind(1)
-        known = (label >= 0) & (label < classes)
-        of_kinds = [known, *(known & flag.bool() for flag in flags)]
+        label, *flags, sample_index = torch.cat(rows).unbind(1)
+        labelled = (label >= 0) & (label < classes)
+        of_kinds = [labelled, *(labelled & flag.bool() for flag in flags)]
         # Errors are raised after the collectives, since the other processes would wait for one that raised alone.
         counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
-        unknown = int(all_reduce_sum((~known).sum()[None]))
+        unknown = int(all_reduce_sum((~labelled).sum()[None]))
         if unknown:
             raise UserError(
                 f"Expected labels from 0 to {classes - 1} in the data of {self}, got {unknown} of "
@@ -237,9 +237,9 @@ class ImageClassification(CheckedArguments, Callback):
         batches = chain.from_iterable(loaders if isinstance(loaders, (list, tuple)) else [loaders])
         for batch in islice(batches, 1 if only_tries(trainer) else None):
             if not isinstance(batch, Mapping) or not {"image", "label"} <= batch.keys():
-                found = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
+                names = list(batch) if isinstance(batch, Mapping) else type(batch).__name__
                 raise UserError(
-                    f"Expected batches with 'image' and 'label' for {self}, got {found} from "
+                    f"Expected batches with 'image' and 'label' for {self}, got {names} from "
                     f"{type(self.data).__name__}: give data with labels."
                 )
             label = batch["label"].cpu()

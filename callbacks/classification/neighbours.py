@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, POSITIVE
-from ...metrics.neighbours import nearest_neighbours
+from ...metrics.classification import nearest_neighbours
 from ..distributed.collectives import gather_uneven
 from ..modules import features_of
 from .image_classification import ImageClassification
@@ -92,18 +92,23 @@ class NearestNeighbourClassification(ImageClassification):
         def features(image: Tensor) -> Tensor:
             return normalize(features_of(trainer, pl_module.encode_images, image).float(), dim=-1)
 
-        known, label = self._training_features(trainer, features)
+        train_features, label = self._training_features(trainer, features)
         classes = max(int(getattr(self.data, "num_classes", 0)), int(label.max()) + 1)
-        return lambda image: nearest_neighbours(features(image), known, label, classes, self.k, self.temperature)
+        return lambda image: nearest_neighbours(
+            features(image), train_features, label, classes, self.k, self.temperature
+        )
 
     def _training_features(self, trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return features [M, E] and labels [M] of all training images of all processes."""
         data: Any = self.data
-        parts, labels = [], []
+        parts = []
+        labels = []
         for batch in data.every_image("train"):
             parts.append(features(batch["image"].to(trainer.strategy.root_device)))
             labels.append(batch["label"])
-        found = gather_uneven(torch.cat(parts))
-        if bad := int((~found.isfinite().all(1)).sum()):
-            rank_zero_warn(f"{self} found non-finite features for {bad} of {len(found)} training images: no votes.")
-        return found, gather_uneven(torch.cat(labels)).to(found.device)
+        train_features = gather_uneven(torch.cat(parts))
+        if bad := int((~train_features.isfinite().all(1)).sum()):
+            rank_zero_warn(
+                f"{self} found non-finite features for {bad} of {len(train_features)} training images: no votes."
+            )
+        return train_features, gather_uneven(torch.cat(labels)).to(train_features.device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
-from ...metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
+from ...metrics.classification import class_embeddings, class_prompts, zero_shot_scores
 from ..distributed.collectives import gather, rank, world_size
 from ..modules import features_of
 from .image_classification import ImageClassification, datamodule, only_tries
@@ -110,7 +110,8 @@ class ZeroShotClassification(ImageClassification):
 
     def _embed_classes(self, trainer: Trainer, pl_module: Any) -> Tensor:
         """Return unit-length embeddings [C, E] of the classes, the same in every process."""
-        names, encode = self._names(), datamodule(trainer).encoder()
+        names = self._names()
+        encode = datamodule(trainer).encoder()
         templates = self.templates[:1] if only_tries(trainer) else self.templates
         # Every process embeds equally many classes, some twice: sharded modules communicate in every forward pass.
         share = ceil(len(names) / world_size())
@@ -134,7 +135,8 @@ def _read_names(given: list[str] | str) -> list[str]:
 
         return list(IMAGENET_CLASSNAMES)
     if isinstance(given, str):
-        source, path = repr(given), Path(given).expanduser()
+        source = repr(given)
+        path = Path(given).expanduser()
         if not path.is_file():
             raise UserError(
                 f"Expected a text file with one class name a line, got no file {source}: correct class_names."
@@ -151,8 +153,8 @@ def _read_templates(given: str | list[str]) -> list[str]:
     if given in ("openai", "simple"):
         import open_clip
 
-        known = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
-        return [template("{}") for template in known[str(given)]]
+        templates = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
+        return [template("{}") for template in templates[str(given)]]
     if isinstance(given, str) or not given or any(text.count("{}") != 1 for text in given):
         raise UserError(
             "Expected 'openai', 'simple', or a list of texts with one {} each as templates of ZeroShotClassification, "

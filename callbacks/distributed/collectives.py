@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from ...common.private_api import default_store
 from ..private_api import copy_all, ignore_in_ddp
@@ -136,7 +137,8 @@ class LateMax:
         answer.copy_(largest, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        before, self._asked = self._asked, (answer, arrived)
+        before = self._asked
+        self._asked = (answer, arrived)
         if before is None:
             return 0
         before[1].synchronize()
@@ -165,8 +167,8 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
         copy_all(
             group,
             [
-                part.view_as(tensor)
-                for part, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
+                flat.view_as(tensor)
+                for flat, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
             ],
         )
 
@@ -180,7 +182,7 @@ def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
         module: Module that DDP will wrap.
         parts: Submodules whose buffers are excluded.
     """
-    kept = {id(buffer) for part in parts for buffer in part.buffers()}
+    kept = {id(buffer) for network in parts for buffer in network.buffers()}
     names = {name for name, buffer in module.named_buffers(remove_duplicate=False) if id(buffer) in kept}
     ignore_in_ddp(module, names)
 
@@ -196,9 +198,9 @@ class _GatherRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous()
-        own = total.new_empty((ctx.rows, *total.shape[1:]))
-        dist.reduce_scatter_tensor(own, total)  # sends half as much as an all-reduce
-        return own
+        rows = total.new_empty((ctx.rows, *total.shape[1:]))
+        dist.reduce_scatter_tensor(rows, total)  # sends half as much as an all-reduce
+        return rows
 
 
 def _all_gather_rows(tensor: Tensor) -> Tensor:
@@ -226,10 +228,15 @@ def _device_for_communication(tensor: Tensor) -> torch.device:
 
 
 def is_first_to(action: str) -> bool:
-    """Return whether no other process of the run has asked for this action, as far as they can still be asked."""
+    """Return whether this process is the first of the run to ask for an action; also if no process can be asked."""
     if not (dist.is_available() and dist.is_initialized()):
         return True
     try:
         return int(default_store().add(f"vlightning: {action}", 1)) == 1
     except RuntimeError:  # the process that keeps the store has ended
         return True
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Return a sharded tensor gathered from all ranks, a collective call; return any other tensor unchanged."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -111,7 +111,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """Return the buffers of norms, without those excluded from DDP's broadcast, such as a frozen teacher's."""
         module = self.lightning_module
         assert module is not None
-        norms = {name for name, part in module.named_modules() if is_batch_norm(part)}
+        norms = {name for name, submodule in module.named_modules() if is_batch_norm(submodule)}
         left_out = ignored_by_ddp(module)
         return [
             buffer
@@ -260,32 +260,32 @@ class ShardedStrategy(ModelParallelStrategy):
         safe = weights_only is not False
         likes = self._sharded_values()
 
-        def place(where: str, value: Any) -> Any:
-            # Each weight has a place; the optimizer's state of a weight is one level below the weight's number.
-            like = likes.get(where, likes.get(where.rpartition("/")[0]))
+        def take_shard(path: str, value: Any) -> Any:
+            # Each weight has a path; the optimizer's state of a weight is one level below the weight's number.
+            like = likes.get(path, likes.get(path.rpartition("/")[0]))
             if like is None or not isinstance(value, Tensor) or value.shape != like.shape:
                 return value.clone() if isinstance(value, Tensor) else value  # out of the file
             return own_part(value, like)
 
         with reading(path):
             if Path(local_path).is_dir():
-                return read_checkpoint_folder(Path(local_path), safe, place)
+                return read_checkpoint_folder(Path(local_path), safe, take_shard)
             if isinstance(filesystem, LocalFileSystem):
                 # Mapped into memory: each process reads what it keeps.
                 whole = torch.load(local_path, map_location="cpu", mmap=True, weights_only=safe)
             else:
                 whole = self.checkpoint_io.load_checkpoint(path, weights_only=safe)
-            loaded: dict[str, Any] = map_values(place, whole)
+            loaded: dict[str, Any] = map_values(take_shard, whole)
             return loaded
 
     def _sharded_values(self) -> dict[str, DTensor]:
-        """Parameters by their places in a checkpoint, and again where an optimizer's state for them begins."""
+        """Parameters by their paths in a checkpoint, and again where an optimizer's state for them begins."""
         assert self.lightning_module is not None
         likes = {f"state_dict/{name}": value for name, value in self.lightning_module.state_dict().items()}
         for number, optimizer in enumerate(self.optimizers):
             weights = [weight for group in optimizer.param_groups for weight in group["params"]]
             likes |= {f"optimizer_states/{number}/state/{index}": weight for index, weight in enumerate(weights)}
-        return {where: value for where, value in likes.items() if isinstance(value, DTensor)}
+        return {path: value for path, value in likes.items() if isinstance(value, DTensor)}
 
     @override
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
@@ -308,6 +308,6 @@ def check_strategy(strategy: Any) -> None:
             "Expected a strategy that this project supports, got FSDP1 (FSDPStrategy), which needs CUDA and wraps the "
             "module as a whole: use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
         )
-    known = ["auto", *StrategyRegistry.available_strategies()]
-    if isinstance(strategy, str) and strategy not in known:
-        raise UserError(f"Expected a strategy of Lightning, got {strategy!r}: {did_you_mean(strategy, known)}")
+    strategies = ["auto", *StrategyRegistry.available_strategies()]
+    if isinstance(strategy, str) and strategy not in strategies:
+        raise UserError(f"Expected a strategy of Lightning, got {strategy!r}: {did_you_mean(strategy, strategies)}")

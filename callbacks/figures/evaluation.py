@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
-from PIL.Image import Image
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL.Image import Image, fromarray
 from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, CheckedArguments
-from ..loggers import NO_LOGGER, log_figure, shows_figures
 from .grid import Row, draw_rows, missing_glyphs
 
 Split = Literal["validation", "test"]
+KINDS = (TensorBoardLogger, WandbLogger, CSVLogger)
+NO_LOGGER = "the run has no TensorBoardLogger, WandbLogger or CSVLogger; add one to trainer.logger"
 
 
 class EvaluationFigures(CheckedArguments, Callback):
@@ -137,3 +143,36 @@ def _text(tokenizer: Any, result: Any, text: int) -> str:
     """Return a text as the model read it, unknown words included."""
     ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
     return str(tokenizer.decode([number for number in token_ids(result, text).tolist() if number not in ends]))
+
+
+def shows_figures(trainer: Trainer) -> bool:
+    """Return whether a logger of the run shows figures."""
+    return any(isinstance(logger, KINDS) for logger in trainer.loggers)
+
+
+def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
+    """Show a figure in each logger under the current step; only rank 0 calls this.
+
+    Beside a CSV log it is the file `figures/<name>-step<n>.png`.
+
+    Args:
+        trainer: The Trainer.
+        name: Such as "val/retrieval".
+        figure: The figure.
+    """
+    step = trainer.global_step
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_figure(name, figure, step)
+        elif isinstance(logger, WandbLogger):
+            logger.log_image(name, [_drawn(figure)], step)
+        elif isinstance(logger, CSVLogger):
+            file = Path(logger.log_dir, "figures", f"{name}-step{step}.png")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _drawn(figure).save(file)
+
+
+def _drawn(figure: Figure) -> Image:
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")

@@ -15,7 +15,9 @@ from matplotlib.patheffects import Normal, Stroke
 from PIL import Image
 from torch import Tensor
 
-RIGHT, WRONG, CHOSEN = "#00963c", "#bebebe", "#ffffff"
+RIGHT = "#00963c"
+WRONG = "#bebebe"
+CHOSEN = "#ffffff"
 """Colors of the frame of a correct image, of other images, and of a chosen box."""
 _SIDE, _TEXT_WIDTH, _LINE = 1.6, 2.4, 0.17  # inches: an image, the text beside a row, a line of that text
 _SHEET_COLUMNS, _SHEET_LINE = 34, 0.11  # characters in a line below an image of a sheet, inches of the line

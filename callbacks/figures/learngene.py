@@ -14,9 +14,8 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, CheckedArguments, Range
-from ..learngene.layers import TOWERS
-from ..learngene.terms import LearngeneTerms, Values
-from ..loggers import NO_LOGGER, log_figure, shows_figures
+from ..learngene.layers import TOWERS, LearngeneTerms, Values
+from .evaluation import NO_LOGGER, log_figure, shows_figures
 
 
 class LearngeneFigures(CheckedArguments, Callback):
@@ -159,8 +158,8 @@ def draw_norms(norms: Values) -> Figure:
         chart.set_title(f"norms of the summands, {tower}")
         for number, ((label, suffix), color) in enumerate(zip(blocks, _colors(2), strict=True)):
             heights = np.array(norms[f"{tower}{suffix}"])
-            places = np.arange(len(heights)) + 0.35 * (number - 0.5)
-            chart.bar(places, np.where(np.isfinite(heights), heights, np.nan), 0.35, color=color, label=label)
+            positions = np.arange(len(heights)) + 0.35 * (number - 0.5)
+            chart.bar(positions, np.where(np.isfinite(heights), heights, np.nan), 0.35, color=color, label=label)
         chart.set_xticks(range(len(norms[tower])), [_layers(pair) for pair in range(len(norms[tower]))])
     return _with_legend(figure, axes)
 

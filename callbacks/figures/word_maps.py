@@ -68,7 +68,8 @@ class WordMapFigures(EvaluationFigures):
         images = (result.matches.image_id == owners[:, None]).int().argmax(1)
         shown = [open_image(data, split, index) for index in result.sample_index[images]]
         tensors = torch.stack([data.eval_transform(image) for image in shown])
-        plugin, device = trainer.precision_plugin, pl_module.device
+        plugin = trainer.precision_plugin
+        device = pl_module.device
         try:
             with plugin.forward_context():
                 maps: Tensor = pl_module.word_maps(
@@ -78,15 +79,16 @@ class WordMapFigures(EvaluationFigures):
                 )
         except (UserError, ValueError) as error:  # this model has no maps
             raise NoFigureError(str(error)) from error
-        rows, captions = [], captions_of(data, split, result, texts)
-        for text, caption, image, own in zip(texts, captions, shown, maps.float().cpu(), strict=True):
+        rows = []
+        captions = captions_of(data, split, result, texts)
+        for text, caption, image, token_maps in zip(texts, captions, shown, maps.float().cpu(), strict=True):
             ids = token_ids(result, text)
             tokens = data.tokenizer.convert_ids_to_tokens(ids.tolist())
             words = content_words(tokens, set(data.tokenizer.all_special_tokens))
-            chosen = [words[place] for place in evenly_spread(len(words), self.words)]
-            heats = [(word, own[places].mean(0)) for word, places in chosen]
+            chosen = [words[number] for number in evenly_spread(len(words), self.words)]
+            heats = [(word, token_maps[positions].mean(0)) for word, positions in chosen]
             strongest = max((float(heat.max()) for _, heat in heats), default=0.0) or 1.0
-            panels = [Panel(image), Panel(image, "whole text", heat=own[: len(ids)].mean(0))]
+            panels = [Panel(image), Panel(image, "whole text", heat=token_maps[: len(ids)].mean(0))]
             panels += [Panel(image, f"{word}  {heat.max() / strongest:.0%}", heat=heat) for word, heat in heats]
             rows.append(Row(caption, panels=panels))
         return rows
@@ -100,13 +102,13 @@ def content_words(tokens: Sequence[str], special: set[str]) -> list[tuple[str, l
         special: Tokens that are not words.
     """
     words: Annotated[list[tuple[str, list[int]]], COUNT] = []
-    for place, token in enumerate(tokens):
+    for position, token in enumerate(tokens):
         if token in special:
             continue
-        if token.startswith("##") and words and words[-1][1][-1] == place - 1:
-            word, places = words[-1]
-            words[-1] = (word + token[2:], [*places, place])
+        if token.startswith("##") and words and words[-1][1][-1] == position - 1:
+            word, positions = words[-1]
+            words[-1] = (word + token[2:], [*positions, position])
         elif any(letter.isalnum() for letter in token):
-            words.append((token, [place]))
+            words.append((token, [position]))
     without = set(_FUNCTION_WORDS.split())
     return [word for word in words if word[0].lower() not in without] or words

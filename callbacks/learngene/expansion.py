@@ -67,7 +67,7 @@ _OF_TIMMS_OPTIONS = ("norm_pre.", "norm.", "fc_norm.", "patch_embed.proj.bias")
 """Beginnings of the names that a ViT of timm has or lacks by `pre_norm` and `global_pool`."""
 
 
-class _Part(NamedTuple):
+class _Target(NamedTuple):
     """A tower of a network.
 
     Args:
@@ -106,67 +106,69 @@ def expand_learngene(
     Raises:
         UserError: If the network is of another class, has no such tower, or its towers do not fit the learngene.
     """
-    parts = _parts(network, tower)
-    if not parts:
+    targets = _targets_of(network, tower)
+    if not targets:
         raise UserError(f"Expected a network with a {tower} tower, got a {type(network).__name__}: change tower.")
-    rule, state = rule_of(learngene.method), network.state_dict()
+    rule = rule_of(learngene.method)
+    state = network.state_dict()
     made: dict[str, Tensor] = {}
-    for part in parts:
-        tensors = dict(_tower_tensors(learngene, rule, part, components))
-        _check(part, tensors, learngene, rule, state)
+    for target in targets:
+        tensors = dict(_tower_tensors(learngene, rule, target, components))
+        _check(target, tensors, learngene, rule, state)
         made |= tensors
-    if len(parts) == len(TOWERS) and "logit_scale" in learngene.tensors:
+    if len(targets) == len(TOWERS) and "logit_scale" in learngene.tensors:
         made["logit_scale"] = learngene.tensors["logit_scale"].reshape(state["logit_scale"].shape)
     with torch.no_grad():
         for name, tensor in made.items():
             state[name].copy_(tensor)
-    towers = " and ".join(f"{len(part.blocks)} {part.tower} layers" for part in parts)
+    towers = " and ".join(f"{len(target.blocks)} {target.tower} layers" for target in targets)
     left_out = "" if components == "both" else f", {components} blocks only"
     return f"{towers} start from the learngene of {learngene.method}{left_out}."
 
 
-def _parts(network: nn.Module, tower: Tower | None) -> list[_Part]:
+def _targets_of(network: nn.Module, tower: Tower | None) -> list[_Target]:
     if isinstance(network, open_clip.CustomTextCLIP | open_clip.CLIP):
-        found = []
+        targets = []
         if tower != "text":
-            found += [part._replace(prefix="visual.") for part in _parts(network.visual, "vision")]
+            targets += [target._replace(prefix="visual.") for target in _targets_of(network.visual, "vision")]
         if tower != "vision" and isinstance(network, open_clip.CLIP):
-            found.append(_Part("text", network, network.transformer.resblocks, False))
+            targets.append(_Target("text", network, network.transformer.resblocks, False))
         elif tower != "vision":
-            found += [part._replace(prefix="text.") for part in _parts(network.text, "text")]
-        return found
+            targets += [target._replace(prefix="text.") for target in _targets_of(network.text, "text")]
+        return targets
     if isinstance(network, TimmVisionTransformer):
-        part = _Part("vision", network, network.blocks, True)
+        target = _Target("vision", network, network.blocks, True)
     elif isinstance(network, VisionTransformer | TextTransformer):
         kind: Tower = "text" if isinstance(network, TextTransformer) else "vision"
-        part = _Part(kind, network, network.transformer.resblocks, False)
+        target = _Target(kind, network, network.transformer.resblocks, False)
     else:
         raise UserError(
             "Expected open_clip's CLIP, CustomTextCLIP, VisionTransformer or TextTransformer, or timm's "
             f"VisionTransformer, got a {type(network).__name__}: name such a network."
         )
-    return [part] if tower in (None, part.tower) else []
+    return [target] if tower in (None, target.tower) else []
 
 
 def _tower_tensors(
-    learngene: Learngene, rule: Rule, part: _Part, components: Components
+    learngene: Learngene, rule: Rule, target: _Target, components: Components
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a tower by their names in the network."""
-    tower, tensors = part.tower, learngene.tensors
+    tower = target.tower
+    tensors = learngene.tensors
     ends = f"{tower}."
     for name, tensor in tensors.items():
         if name.startswith(ends):
-            own = name.removeprefix(ends)
-            if part.timm and own in _TIMM_ENDS:
-                yield part.prefix + _TIMM_ENDS[own], _timm_shaped(own, tensor)
-            elif not part.timm and not (own == "proj" and part.network.proj is None):
-                yield part.prefix + own, tensor
-    for layer, weights in enumerate(rule.layers(tensors, tower, len(part.blocks), learngene.sizes, components)):
+            end = name.removeprefix(ends)
+            if target.timm and end in _TIMM_ENDS:
+                yield target.prefix + _TIMM_ENDS[end], _timm_shaped(end, tensor)
+            elif not target.timm and not (end == "proj" and target.network.proj is None):
+                yield target.prefix + end, tensor
+    for layer, weights in enumerate(rule.layers(tensors, tower, len(target.blocks), learngene.sizes, components)):
         for name, tensor in weights.items():
-            if part.timm:
-                yield f"{part.prefix}blocks.{layer}.{_timm_name(name)}", tensor
+            if target.timm:
+                yield f"{target.prefix}blocks.{layer}.{_timm_name(name)}", tensor
             else:
-                yield f"{part.prefix}transformer.resblocks.{layer}.{_OPEN_CLIP_LAYER[name]}", tensor
+                yield f"{target.prefix}transformer.resblocks.{layer}.{_OPEN_CLIP_LAYER[name]}", tensor
 
 
 def open_clip_layer(state: dict[str, Tensor], tower: Tower, layer: int) -> Layer:
@@ -194,12 +196,13 @@ def _timm_shaped(name: str, tensor: Tensor) -> Tensor:
     return tensor[None] if name == "positional_embedding" else tensor
 
 
-def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state: dict[str, Tensor]) -> None:
+def _check(target: _Target, tensors: Layer, learngene: Learngene, rule: Rule, state: dict[str, Tensor]) -> None:
     """Compare a tower with the learngene: names and shapes of parameters, attention heads, activation function."""
-    sizes, kind = learngene.sizes, f"the {part.tower} tower of the {type(part.network).__name__}"
+    sizes = learngene.sizes
+    kind = f"the {target.tower} tower of the {type(target.network).__name__}"
     expected = tensors.keys() & state
     if rule.sets_whole_tower:
-        expected = {name for name in state if _belongs(part, name)}
+        expected = {name for name in state if _belongs(target, name)}
     differing = [
         f"{name} of shape {list(state[name].shape)} instead of {list(tensor.shape)}"
         for name, tensor in tensors.items()
@@ -207,12 +210,12 @@ def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state:
     ]
     differing += [f"no {name}" for name in sorted(tensors.keys() - expected)]
     differing += [f"{name}, which the learngene does not have," for name in sorted(expected - tensors.keys())]
-    heads = {block.attn.num_heads for block in part.blocks}
+    heads = {block.attn.num_heads for block in target.blocks}
     if heads != {sizes.heads}:
         differing.append(f"{', '.join(map(str, sorted(heads)))} heads")
-    if not all(_is_gelu(block.mlp.act if part.timm else block.mlp.gelu) for block in part.blocks):
+    if not all(_is_gelu(block.mlp.act if target.timm else block.mlp.gelu) for block in target.blocks):
         differing.append("another activation function than GELU")
-    only_options = part.timm and all(each.removeprefix("no ").startswith(_OF_TIMMS_OPTIONS) for each in differing)
+    only_options = target.timm and all(each.removeprefix("no ").startswith(_OF_TIMMS_OPTIONS) for each in differing)
     remedy = 'with pre_norm=True and global_pool="token"' if only_options else "with these sizes"
     if differing:
         raise UserError(
@@ -222,13 +225,13 @@ def _check(part: _Part, tensors: Layer, learngene: Learngene, rule: Rule, state:
         )
 
 
-def _belongs(part: _Part, name: str) -> bool:
+def _belongs(target: _Target, name: str) -> bool:
     """Return whether a name of the network's state dict is a parameter of the tower."""
-    if part.timm:
+    if target.timm:
         return not name.startswith(_TIMM_HEAD)
-    if isinstance(part.network, open_clip.CLIP):  # the names of its text tower have no prefix
+    if isinstance(target.network, open_clip.CLIP):  # the names of its text tower have no prefix
         return not name.startswith("visual.") and name not in ("logit_scale", "logit_bias")
-    return name.startswith(part.prefix)
+    return name.startswith(target.prefix)
 
 
 def _is_gelu(activation: nn.Module) -> bool:

@@ -27,7 +27,8 @@ Storage = Literal["float32", "float16"]
 FILE_NAME = "learngene.safetensors"
 """Name of the file in a run's folder."""
 
-_ENTRY, _VERSION = "learngene", 2
+_ENTRY = "learngene"
+_VERSION = 2
 
 
 class MissingLearngene(UserError):
@@ -138,7 +139,8 @@ def load_learngene(path: str | Path) -> Learngene:
             f"Expected version {_VERSION} of the learngene format, got version {manifest['version']} in {str(path)!r}: "
             "read it with the version of vlightning that wrote it."
         )
-    sizes, method = LearngeneSizes(**manifest["sizes"]), manifest["method"]
+    sizes = LearngeneSizes(**manifest["sizes"])
+    method = manifest["method"]
     _check(tensors, rule_of(method, manifest["rule"]).shapes(sizes), repr(str(path)))
     teacher, data, step = (manifest[name] for name in ("teacher", "data", "step"))
     return Learngene(tensors, sizes, method, teacher, data, step, manifest.get("preprocessing"))
@@ -150,7 +152,8 @@ def _stored(tensor: Tensor, storage: Storage) -> Tensor:
 
 
 def _check(tensors: Mapping[str, Tensor], expected: Shapes, source: str) -> None:
-    missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+    missing = sorted(expected.keys() - tensors.keys())
+    unknown = sorted(tensors.keys() - expected.keys())
     wrong = [
         f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
         for name, shape in expected.items()

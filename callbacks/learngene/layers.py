@@ -4,6 +4,7 @@ A method registers its rule with `register_rule`. A learngene's file names the m
 when the file is read.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Literal, Protocol
@@ -87,9 +88,10 @@ def rule_of(method: str, module: str = "") -> Rule:
     if method not in _RULES and module.startswith(f"{_PACKAGE}."):
         import_module(module)
     if method not in _RULES:
-        known = " or ".join(_RULES) or "a registered method"
+        methods = " or ".join(_RULES) or "a registered method"
         raise UserError(
-            f"Expected a learngene of {known}, got one of {method!r}: import the module that registers its rule first."
+            f"Expected a learngene of {methods}, got one of {method!r}: import the module that registers its rule "
+            "first."
         )
     return _RULES[method]
 
@@ -97,3 +99,20 @@ def rule_of(method: str, module: str = "") -> Rule:
 def tensors_below(tensors: Mapping[str, Tensor], prefix: str) -> Layer:
     """Return the tensors whose names start with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+Values = dict[str, list[float]]
+"""Values of each distinct layer, by `vision`, `vision_multimodal`, `text` and `text_multimodal`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LearngeneTerms:
+    """Coefficients of the sums, and how large the terms are.
+
+    Args:
+        coefficients: c of each term c * theta.
+        norms: |c * theta|, over all weights and biases of the block theta.
+    """
+
+    coefficients: Values
+    norms: Values

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Annotated
 
-from ...common.ranges import COUNT, SettingsGroup
-from ...common.sizes import check_heads, check_patches
+from ...common.ranges import COUNT, SettingsGroup, check_heads, check_patches
 
 Shapes = dict[str, tuple[int, ...]]
 """Shapes of tensors, by name."""
@@ -66,7 +65,8 @@ class LearngeneSizes(SettingsGroup):
 
     def end_shapes(self) -> Shapes:
         """Return the shapes of what a tower has before and after its layers, and of the logit scale."""
-        width, embed = self.width, self.embed_dim
+        width = self.width
+        embed = self.embed_dim
         patches = (self.image_size // self.patch_size) ** 2
         return {
             "vision.class_embedding": (width,),

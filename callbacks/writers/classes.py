@@ -1,4 +1,4 @@
-"""The most probable classes of images, or of texts, as columns of a Parquet file."""
+"""Most probable classes of images, or of texts, in a Parquet file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class _Best(NamedTuple):
 class ClassesWriter(CheckedArguments, PredictionRowsWriter):
     """Write the most probable classes; null where no probability is finite."""
 
-    returned, written = ("probabilities",), "their classes are"
+    returned = ("probabilities",)
+    written = "their classes are"
 
     def __init__(
         self, top_k: Annotated[int, COUNT] = 5, folder: str | None = None, class_names: list[str] | None = None
@@ -64,3 +65,47 @@ class ClassesWriter(CheckedArguments, PredictionRowsWriter):
             "top_labels": pa.ListArray.from_arrays(starts, labels),
             "top_probabilities": pa.ListArray.from_arrays(starts, probabilities),
         }
+
+
+class ClassPredictionWriter(ClassesWriter):
+    """Write `predictions.parquet` after `predict`, a row for each image in the order of the data.
+
+    Columns: sample_index; image, its path, or its source and row (of a task with texts also text; of pairs image_left,
+    image_right and text); label, the most probable class; name of that class;
+    probability; top_labels and top_probabilities, the `top_k` most probable, best first. Names come from the
+    datamodule's `image_name` and `class_names`; unknown values are null. The file is
+    written atomically.
+
+    The module's `predict_step` returns `{"sample_index": long [B], "probabilities": [B, C]}`.
+
+    Args:
+        top_k: Number of classes in the lists.
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
+        class_names: Names of the classes 0, 1, ...; by default the datamodule's.
+
+    Raises:
+        UserError: If `top_k` is below 1, or `predict_step` returns something else.
+    """
+
+    file = "predictions.parquet"
+
+
+class TextClassPredictionWriter(ClassesWriter):
+    """Write `text_predictions.parquet` after `predict`, a row for each text in the order of the data.
+
+    Columns: text_index, the index in the list of texts; text; and label, name, probability, top_labels and
+    top_probabilities as of `ClassPredictionWriter`.
+
+    The module's `predict_step` returns `{"text_index": long [B], "probabilities": [B, C]}`.
+
+    Args:
+        top_k: Number of classes in the lists.
+        folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
+        class_names: Names of the classes 0, 1, ...; by default the datamodule's.
+
+    Raises:
+        UserError: If `top_k` is below 1, or `predict_step` returns something else.
+    """
+
+    of_texts = True
+    file = "text_predictions.parquet"

@@ -33,7 +33,9 @@ class GroundingWriter(PredictionRowsWriter):
         UserError: If `predict_step` returns something else.
     """
 
-    returned, file, written = ("ref_id", *_NUMBERS), "boxes.parquet", "the boxes of their texts are"
+    returned = ("ref_id", *_NUMBERS)
+    file = "boxes.parquet"
+    written = "the boxes of their texts are"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -48,15 +50,16 @@ class GroundingWriter(PredictionRowsWriter):
 
     @override
     def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
-        index, numbers = gathered[0][order], gathered[1][order].numpy().reshape(len(order), -1)
+        index = gathered[0][order]
+        numbers = gathered[1][order].numpy().reshape(len(order), -1)
         data: Any = getattr(trainer, "datamodule", None)
         texts: list[str | None] = [None] * len(order)
         if hasattr(data, "captions"):
-            texts = [" ".join(own) for own in data.captions("predict", index.tolist())]
-        known = [int(ref_id) if ref_id >= 0 else None for ref_id in numbers[:, 0]]
-        found = {"ref_id": pa.array(known, "int64"), "text": pa.array(texts, "string")}
+            texts = [" ".join(captions) for captions in data.captions("predict", index.tolist())]
+        ref_ids = [int(ref_id) if ref_id >= 0 else None for ref_id in numbers[:, 0]]
+        columns = {"ref_id": pa.array(ref_ids, "int64"), "text": pa.array(texts, "string")}
         for name, first in (("itm", 1), ("itc", 6)):
             boxes = [None if np.isnan(row).any() else row.tolist() for row in numbers[:, first : first + 4]]
-            found[f"{name}_box"] = pa.array(boxes, pa.list_(pa.float64()))
-            found[f"{name}_score"] = pa.array(numbers[:, first + 4], from_pandas=True)
-        return found
+            columns[f"{name}_box"] = pa.array(boxes, pa.list_(pa.float64()))
+            columns[f"{name}_score"] = pa.array(numbers[:, first + 4], from_pandas=True)
+        return columns

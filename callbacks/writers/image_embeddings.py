@@ -33,7 +33,9 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
         UserError: If `predict_step` returns something else.
     """
 
-    returned, file, written = ("image_id", "embedding"), "embeddings.parquet", "one embedding of each is"
+    returned = ("image_id", "embedding")
+    file = "embeddings.parquet"
+    written = "one embedding of each is"
 
     @override
     def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -43,7 +45,7 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
     def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         ids, embeddings = (
             gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long)),
-            [part for _, part in batches],
+            [features for _, features in batches],
         )
         return ids, gather_rows(embeddings, torch.zeros(0, 1))
 

@@ -63,4 +63,4 @@ class ReinforcementData(Protocol):
         """Return the settings that decide the content of the shards."""
 
     def reread(self, count: int) -> Iterator[tuple[dict[str, Any], Any]]:
-        """Yield random samples of finished shards: as a batch, and as written (`image`, `text`, `place`)."""
+        """Yield random samples of finished shards: as a batch, and as written (`image`, `text`, `name`)."""

@@ -161,8 +161,9 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                 f"Expected {name} {old}, with which the shards in {str(folder)!r} were made, got {new}{more}: give "
                 "another data.folder, or the settings of those shards."
             )
-        found, now = manifest.get("software", {}), _software()
-        if changed := [f"{name} {found.get(name)} (now {now[name]})" for name in now if found.get(name) != now[name]]:
+        saved = manifest.get("software", {})
+        now = _software()
+        if changed := [f"{name} {saved.get(name)} (now {now[name]})" for name in now if saved.get(name) != now[name]]:
             rank_zero_warn(f"The existing shards were made with other software: {', '.join(changed)}.")
 
     def _check_space(self, data: ReinforcementData, each: float) -> None:
@@ -203,7 +204,8 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         if missing:  # a run of some batches only
             rank_zero_warn(f"{len(missing)} of {data.shards} shards are missing: the same command makes them.")
             return
-        samples, causes = 0, Counter[str]()
+        samples = 0
+        causes = Counter[str]()
         for number in range(data.shards):
             index = json.loads(data.shard_path(number).with_suffix(".index.json").read_text(encoding="utf-8"))
             samples += len(index["keys"])
@@ -220,13 +222,14 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
     def _check(self, trainer: Trainer) -> dict[str, Any]:
         """Embed written samples again."""
         widths: list[int] = cast(Any, trainer.lightning_module).widths
-        least, checked = 1.0, 0
+        least = 1.0
+        checked = 0
         for batch, written in _data(trainer).reread(self.checked_samples):
             moved = trainer.strategy.batch_to_device(batch)
             again: Reinforced = trainer.strategy.predict_step(moved, 0)
             if not again.records:
                 raise UserError(
-                    f"Expected written samples that can be embedded again, got {written.place} with the cause "
+                    f"Expected written samples that can be embedded again, got {written.name} with the cause "
                     f"{again.left_out[0].cause!r}: do not train on these shards."
                 )
             (record,) = again.records.values()
@@ -239,7 +242,7 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                     raise UserError(
                         f"Expected a cosine of at least {self.least_cosine} between written and recomputed embeddings, "
                         f"got {worst:.4f} for embedding {row} of {kind} by teacher {teacher} in the sample "
-                        f"{written.place}: do not train on these shards."
+                        f"{written.name}: do not train on these shards."
                     )
                 least = min(least, worst)
             checked += 1
@@ -299,8 +302,8 @@ def _settings(data: ReinforcementData, pl_module: LightningModule) -> dict[str, 
             f"Expected settings(), widths and captions of the module for ReinforcementWriter, got "
             f"{type(pl_module).__name__} without {missing[0]}: add it, or use ReinforcementModule."
         )
-    own: dict[str, Any] = cast(Any, pl_module).settings()
-    return data.settings() | own
+    module_settings: dict[str, Any] = cast(Any, pl_module).settings()
+    return data.settings() | module_settings
 
 
 def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:

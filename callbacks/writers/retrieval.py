@@ -20,7 +20,7 @@ from ...common.errors import UserError
 from ...common.files import replacing
 from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.finite import highest, non_finite_last
-from .parquet import prediction_folder
+from .rows import prediction_folder
 
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
 _ROWS = 1024
@@ -41,7 +41,7 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
     - `image_to_text.parquet`, the best texts of every image: sample_index, image, rank, text_index, text, similarity,
       match_score.
 
-    `image` is the image's path, or its source and row. `text_index` is the place in the list of texts; captions that
+    `image` is the image's path, or its source and row. `text_index` is the index in the list of texts; captions that
     came with the images get the numbers after the list. `rank` counts from 1 in the final order; `similarity` is the
     cosine of the embeddings, null if one of them is non-finite; `match_score` is null if the matching head was not
     used. All four files are written, some without rows if there were only images or only texts. They are written
@@ -80,8 +80,10 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         evaluation: Any = pl_module.evaluation
-        result, data = evaluation.result, getattr(trainer, "datamodule", None)
-        images, texts = _images(result, data), _texts(result, data)
+        result = evaluation.result
+        data = getattr(trainer, "datamodule", None)
+        images = _images(result, data)
+        texts = _texts(result, data)
         folder = prediction_folder(trainer, self.folder)
         tables = {
             "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),
@@ -144,7 +146,8 @@ class _Side:
         """
         count = min(top_k, len(others))
         for rows in self.order.split(_ROWS):
-            index, similarity = near.index[rows, :count], near.similarity[rows, :count]
+            index = near.index[rows, :count]
+            similarity = near.similarity[rows, :count]
             score = torch.full_like(similarity, torch.nan)
             if near.match_score is not None:
                 score = near.match_score[rows, :count]
@@ -154,23 +157,24 @@ class _Side:
                 # No candidate twice: non-finite ones rank before those that are listed already.
                 rest = rest.clamp(min=torch.finfo(rest.dtype).min).scatter(1, index, -torch.inf)
                 further = highest(rest, count - index.shape[1])
-                index, similarity = torch.cat([index, further.indices], 1), torch.cat([similarity, further.values], 1)
+                index = torch.cat([index, further.indices], 1)
+                similarity = torch.cat([similarity, further.values], 1)
                 score = torch.nn.functional.pad(score, (0, further.values.shape[1]), value=torch.nan)
-            known = similarity > torch.finfo(similarity.dtype).min
+            finite = similarity > torch.finfo(similarity.dtype).min
             yield {
                 **self.identity(rows.repeat_interleave(count)),
                 "rank": np.tile(np.arange(1, count + 1, dtype=np.int32), len(rows)),
                 **others.identity(index.flatten()),
                 # NaN becomes null.
-                "similarity": pa.array(similarity.where(known, torch.nan).flatten().numpy(), from_pandas=True),
+                "similarity": pa.array(similarity.where(finite, torch.nan).flatten().numpy(), from_pandas=True),
                 "match_score": pa.array(score.flatten().numpy(), from_pandas=True),
             }
 
 
 def _images(result: Any, data: Any) -> _Side:
     numbers = result.sample_index
-    known = hasattr(data, "image_name")
-    names = [data.image_name("predict", number) if known else None for number in numbers.tolist()]
+    named = hasattr(data, "image_name")
+    names = [data.image_name("predict", number) if named else None for number in numbers.tolist()]
     return _Side(_IMAGE, result.image_features, numbers, names, numbers.argsort(stable=True))
 
 

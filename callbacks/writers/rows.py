@@ -2,9 +2,11 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -12,8 +14,24 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
+from ...common.files import replacing
 from ..distributed.collectives import gather_uneven
-from .parquet import prediction_folder, write_table
+
+
+def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
+    """Return the given folder, by default `predictions` in the Trainer's `default_root_dir`."""
+    return Path(folder or Path(trainer.default_root_dir) / "predictions")
+
+
+def write_table(table: Any, file: Path) -> None:
+    """Write a table atomically, and make its folder.
+
+    Args:
+        table: Table of pyarrow.
+        file: Path of the file.
+    """
+    with replacing(file) as staged:
+        pq.write_table(table, staged)
 
 
 class PredictionRowsWriter(Callback):
@@ -57,7 +75,8 @@ class PredictionRowsWriter(Callback):
 
     @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._index, self._kept = [], []
+        self._index = []
+        self._kept = []
 
     @override
     def on_predict_batch_end(
@@ -69,22 +88,24 @@ class PredictionRowsWriter(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        own, other = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
-        if isinstance(outputs, dict) and other in outputs and own not in outputs:
+        index_name, other_name = ("text_index", "sample_index") if self.of_texts else ("sample_index", "text_index")
+        if isinstance(outputs, dict) and other_name in outputs and index_name not in outputs:
             return
-        needed = (own, *self.returned)
+        needed = (index_name, *self.returned)
         if not isinstance(outputs, dict) or not outputs.keys() >= set(needed):
             raise UserError(
                 f"Expected {', '.join(needed[:-1])} and {needed[-1]} from predict_step of {type(pl_module).__name__}, "
                 f"which {type(self).__name__} writes, got an output without: return them, or leave the callback out."
             )
-        self._index.append(outputs[own].cpu())
+        self._index.append(outputs[index_name].cpu())
         self._kept.append(self.kept(outputs))
 
     @override
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        index, gathered = gather_rows(self._index, torch.zeros(0, dtype=torch.long)), self.gathered(self._kept)
-        self._index, self._kept = [], []
+        index = gather_rows(self._index, torch.zeros(0, dtype=torch.long))
+        gathered = self.gathered(self._kept)
+        self._index = []
+        self._kept = []
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         order = index.argsort()
@@ -97,17 +118,17 @@ class PredictionRowsWriter(Callback):
 
     def _names(self, trainer: Trainer, numbers: list[int]) -> dict[str, pa.Array]:
         data: Any = getattr(trainer, "datamodule", None)
-        found: dict[str, list[str | None]]
+        columns: dict[str, list[str | None]]
         if self.of_texts:
             texts = getattr(data, "predict_texts", None)
-            found = {"text": [None if texts is None else texts[number] for number in numbers]}
+            columns = {"text": [None if texts is None else texts[number] for number in numbers]}
         elif hasattr(data, "described") and numbers:
             rows = [data.described("predict", number) for number in numbers]
-            found = {name: [row[name] for row in rows] for name in rows[0]}
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
         else:
             named = hasattr(data, "image_name")
-            found = {"image": [data.image_name("predict", number) if named else None for number in numbers]}
-        return {name: pa.array(values, "string") for name, values in found.items()}
+            columns = {"image": [data.image_name("predict", number) if named else None for number in numbers]}
+        return {name: pa.array(values, "string") for name, values in columns.items()}
 
     def metadata(self, pl_module: LightningModule) -> dict[bytes, bytes] | None:
         """Return the metadata of the file."""

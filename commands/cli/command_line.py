@@ -11,10 +11,10 @@ from typing import Any, Literal
 import yaml
 
 from ...common.errors import UserError
+from ...common.files import read_yaml
 from ...common.names import did_you_mean
-from ...common.yaml_file import read_yaml
-from .configs import check_needed, find_config
-from .start import COMMANDS
+from .configs import check_needed, find_config, schedule_of
+from .listing import COMMANDS
 from .typed_values import Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
@@ -124,6 +124,9 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         kind = "file"
         word = f"{option}={origin}"
         if path and option == "--config":
+            if "schedule" in tree:
+                typed.schedule = schedule_of(path, tree.pop("schedule"))
+                word = as_config(tree)
             if "needs" in tree:
                 check_needed(path, tree.pop("needs"), typed)
                 word = as_config(tree)

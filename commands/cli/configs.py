@@ -1,11 +1,13 @@
 """Config files: the user's, and those shipped with the package."""
 
+import dataclasses
 import os
 from pathlib import Path
+from typing import Any
 
 from ...common.errors import UserError
 from ...common.names import did_you_mean
-from .typed_values import Typed
+from .typed_values import Schedule, Typed
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 WHOLE = {"model", "data", "trainer", "checkpoint", "last_checkpoint", "compile"}
@@ -28,6 +30,26 @@ def find_config(name: str) -> Path | None:
     there = [str(path.with_name(p.name)) for p in path.parent.glob("*.y*ml")]
     what = "is a folder" if path.is_dir() else "does not exist"
     raise UserError(f"Expected a YAML file, got {name!r}, which {what}: {did_you_mean(name, [*there, *shipped])}")
+
+
+def schedule_of(path: Path, stated: Any) -> Schedule:
+    """Return the length of the run that a config states in `schedule`.
+
+    Args:
+        path: The config.
+        stated: The value of the key.
+
+    Raises:
+        UserError: If it does not give steps and batch as positive whole numbers, or has another key.
+    """
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    numbers = [stated.get(name) for name in ("steps", "batch")] if isinstance(stated, dict) else [None]
+    if not (all(type(number) is int and number > 0 for number in numbers) and set(stated) <= set(names)):
+        raise UserError(
+            f"Expected a schedule with positive whole numbers of steps and batch in {path}, and no other keys than "
+            f"{', '.join(names)}, got {stated}: correct it."
+        )
+    return Schedule(**stated)
 
 
 def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:

@@ -5,7 +5,7 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from re import match
@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, SaveConfigCallback
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 from typing_extensions import override
 
-from ...callbacks.loggers import log_settings
 from ...common.shown import public
 from ...common.urls import hidden
 from .saved_run import MONITORED, RUN_KEY, SHAPING
@@ -151,3 +151,17 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
     return done.stdout
+
+
+def log_settings(trainer: Trainer, name: str, settings: Mapping[str, Any]) -> None:
+    """Show plain settings without secrets of URLs: as text in TensorBoard, in W&B's config; only rank 0 calls this.
+
+    A CSV log has none, since its folder is that of the files.
+    """
+    settings = hidden(settings)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            text = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
+            logger.experiment.add_text(name, "".join(f"    {line}\n" for line in text.splitlines()), 0)
+        elif isinstance(logger, WandbLogger):
+            logger.experiment.config.update({name: dict(settings)}, allow_val_change=True)

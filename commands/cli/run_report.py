@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
-from ...callbacks.chance import chance_levels
+from ...callbacks.modules import chance_levels
 from ...common.files import replacing
 from ...common.messages import say, table, warn
 from ...common.named_code import defined_here

@@ -4,24 +4,7 @@ import sys
 from importlib.metadata import version
 
 from ...common.errors import UserError
-from .listing import configs, methods, run_configs, run_methods
-
-COMMANDS = {
-    "fit": "train, with validation",
-    "validate": "evaluate a checkpoint on the validation split",
-    "test": "evaluate a checkpoint on the test split",
-    "predict": "write predictions or embeddings",
-    "evaluate": "evaluate a checkpoint, an export or a published model on published sets or own images",
-    "demo": "open a local page that searches a folder of images",
-    "export": "write the model of a checkpoint for use in other code",
-    "push": "publish an export on the Hugging Face hub",
-    "convert": "convert a sharded checkpoint to one file, or back",
-    "plan": "compute memory, traffic, largest batch and hours of a recipe before a run",
-    "data": "count and draw what is in a data set before a run",
-    "methods": "list the methods",
-    "configs": "list the configs, of all methods or of one",
-    "completion": "print a script that completes commands and configs in bash and zsh",
-}
+from .listing import COMMANDS, configs, methods, run_configs, run_methods
 
 START = """\
 Vision-language pre-training and distillation in PyTorch Lightning.

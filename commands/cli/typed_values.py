@@ -37,6 +37,27 @@ class Source:
         return "" if self.kind == "option" else f" in {self.origin}"
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """The length of a recipe's run, as its config states it in `schedule`; a fit does not read it.
+
+    Args:
+        steps: Number of optimizer steps.
+        batch: Rows of all processes in a step.
+        unit: What a row is.
+        epochs: Number of passes over the data.
+        rows: Number of rows of the data.
+        warmup_steps: Number of steps of the warm-up.
+    """
+
+    steps: int
+    batch: int
+    unit: Literal["images", "pairs", "captions"] = "pairs"
+    epochs: float | None = None
+    rows: int | None = None
+    warmup_steps: int = 0
+
+
 @dataclass
 class Typed:
     """The parts of the command line.
@@ -48,6 +69,7 @@ class Typed:
         sources: Origins of values, in ascending order of precedence.
         config_files: The `--config` files in order.
         derived: Those of them that change others: they have a line `needs`.
+        schedule: The length of the run that the last of them states.
     """
 
     words: list[str]
@@ -56,6 +78,7 @@ class Typed:
     sources: list[Source] = field(default_factory=list)
     config_files: list[Path] = field(default_factory=list)
     derived: list[Path] = field(default_factory=list)
+    schedule: Schedule | None = None
 
     def lookup(self, key: str) -> Any:
         """Return the last value given for a dotted key, or None; `init_args` may be left out of the key."""

@@ -10,13 +10,12 @@ from ...callbacks.figures.grid import draw_sheet, missing_glyphs
 from ...common.absent_network import leave_out_networks
 from ...common.errors import UserError
 from ...common.files import replacing
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.pairs.rows import CaptionRows
 from ..plan.configuration import build, build_without_weights, parse_fit
-from .counts import Counts, count_split, shared_images
+from .counts import Counts, count_split, lines_of, shared_images
 from .reading import STREAMED, read_split
 from .sheet import samples_of
-from .table import lines_of
 
 
 def run_data(words: list[str]) -> str:
@@ -91,7 +90,8 @@ def opened(data: PairDataModule, module: Any) -> PairDataModule:
         distributed_sampler_kwargs=None,
     )
     data.trainer = trainer
-    data.pin_memory, data.max_bad_share = False, 1.0
+    data.pin_memory = False
+    data.max_bad_share = 1.0
     data.prepare_data()
     data.setup("fit")
     return data
@@ -108,18 +108,20 @@ def report(data: PairDataModule, folder: Path, limit: int | None = None) -> str:
     Returns:
         The report as text.
     """
-    splits, known = dict[str, Any](), dict[str, Counts]()
-    encoder, size = data.encoder(), getattr(data, "image_size", None)
+    splits: dict[str, Any] = {}
+    counts: dict[str, Counts] = {}
+    encoder = data.encoder()
+    size = getattr(data, "image_size", None)
     for split in ("train", "validation"):
         if (rows := data.opened_rows(split)) is None:
             continue
         reading = read_split(rows, limit, data.num_workers, data.decoder)
-        splits[split], known[split] = count_split(reading, encoder, size)
+        splits[split], counts[split] = count_split(reading, encoder, size)
     if sources := _sources(data):
         splits["train"]["sources"] = sources
-    if "validation" in known:
-        splits["validation"]["also_in_train"] = shared_images(known["validation"], known["train"].hashes)
-    lines = [line for split, found in splits.items() for line in lines_of(split, found)]
+    if "validation" in counts:
+        splits["validation"]["also_in_train"] = shared_images(counts["validation"], counts["train"].hashes)
+    lines = [line for split, content in splits.items() for line in lines_of(split, content)]
     with replacing(folder / "report.json") as staged:
         staged.write_text(json.dumps(splits, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     samples = samples_of(data)
@@ -133,7 +135,8 @@ def _sources(data: PairDataModule) -> list[dict[str, Any]]:
     """Return rows, and rows in an epoch, of each of several training sources; empty for one, and for streams."""
     rows: Any = data.opened_rows("train")
     table = rows.table if isinstance(rows, CaptionRows) else rows
-    layouts, mix = getattr(table, "layouts", []), data.epoch_mix(rows)
+    layouts = getattr(table, "layouts", [])
+    mix = data.epoch_mix(rows)
     if len(layouts) < 2 or len(layouts) != len(mix.sizes):
         return []
     return [

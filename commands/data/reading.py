@@ -28,7 +28,7 @@ class Read(NamedTuple):
         sizes: width and height of each image, upright.
         size: bytes of the files.
         texts: raw texts of all rows of the image.
-        faults: why a part cannot be used.
+        faults: why a text or the image cannot be used.
     """
 
     name: str
@@ -49,19 +49,22 @@ class Images(Dataset[Read]):
     """
 
     def __init__(self, rows: Any, groups: Sequence[Sequence[int]], decoder: Any) -> None:
-        self.rows, self.groups, self.decoder = rows, groups, decoder
+        self.rows = rows
+        self.groups = groups
+        self.decoder = decoder
         self.text_method = next(name for name in _TEXTS if hasattr(rows, name))
 
     def __len__(self) -> int:
         return len(self.groups)
 
-    def __getitem__(self, place: int) -> Read:
-        group = self.groups[place]
-        texts, faults = list[str](), list[Fault]()
+    def __getitem__(self, index: int) -> Read:
+        group = self.groups[index]
+        texts: list[str] = []
+        faults: list[Fault] = []
         for row in group:
             try:
-                found = getattr(self.rows, self.text_method)(row)
-                texts += [found] if isinstance(found, str) else found
+                content = getattr(self.rows, self.text_method)(row)
+                texts += [content] if isinstance(content, str) else content
             except BadSample as bad:
                 faults.append(bad.fault)
         try:
@@ -110,23 +113,23 @@ def read_split(rows: Any, limit: int | None, num_workers: int, decoder: Any) -> 
     groups = table.images() if hasattr(table, "images") else [[row] for row in range(len(table))]
     chosen = groups
     if limit is not None and limit < len(groups):
-        chosen = [groups[place] for place in np.linspace(0, len(groups) - 1, limit).astype(int).tolist()]
+        chosen = [groups[index] for index in np.linspace(0, len(groups) - 1, limit).astype(int).tolist()]
     loader = inner_loader(Images(table, chosen, decoder), list, num_workers, batch_size=32)  # type: ignore[arg-type]
     return Reading(len(rows), len(groups), itertools.chain.from_iterable(loader))
 
 
 def _streamed(stream: Stream, limit: int, decoder: Any) -> Iterator[Read]:
-    known: set[int] = set()
+    read: set[int] = set()
     for item in itertools.islice(stream.all_rows(), limit):
         row = item.row
         if row.fault is not None:
             yield Read(item.name, [], [], 0, [], [row.fault])
             continue
         identity = stream.image_id(item)
-        if identity in known:
+        if identity in read:
             yield Read(item.name, [], [], 0, row.captions, [])
             continue
-        known.add(identity)
+        read.add(identity)
         try:
             data = stream.encoded(item)
             with decoding_by(decoder):

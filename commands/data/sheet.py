@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 
 SAMPLES = 64
 GAP = 4
@@ -26,7 +26,8 @@ def samples_of(data: PairDataModule, count: int = SAMPLES) -> list[tuple[Image.I
         UserError: If the samples cannot be read.
     """
     rows = data.state_dict()["rows"]  # of an epoch
-    data.batch_size, data.num_workers = max(min(count, rows), 1), 0
+    data.batch_size = max(min(count, rows), 1)
+    data.num_workers = 0
     batches = itertools.islice(data.train_dataloader(), 1)
     return [sample for batch in batches for sample in _samples(batch, data)]
 
@@ -35,9 +36,9 @@ def _samples(batch: Mapping[str, torch.Tensor], data: PairDataModule) -> Iterato
     views = [value for value in batch.values() if value.ndim == 4 and value.shape[1] == 3]
     shown = [denormalized(view, data.normalization) for view in views]
     texts = [decoded(batch[name], batch[mask], data) for name, mask in _texts_in(batch)]
-    for place in range(len(batch["sample_index"])):
-        whole = beside([images[place] for images in shown])
-        yield whole, "\n".join(several[place] for several in texts)
+    for sample in range(len(batch["sample_index"])):
+        whole = beside([images[sample] for images in shown])
+        yield whole, "\n".join(several[sample] for several in texts)
 
 
 def _texts_in(batch: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -57,7 +58,7 @@ def denormalized(images: torch.Tensor, normalization: tuple[Sequence[float], Seq
         least, most = (getattr(images.flatten(1), name)(1)[0].view(-1, 1, 1, 1) for name in ("min", "max"))
         values = (images - least) / (most - least).clamp_min(1e-8)
     else:
-        mean, std = (torch.tensor(part).view(1, 3, 1, 1) for part in normalization)
+        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in normalization)
         values = images * std + mean
     pixels: np.ndarray = (values.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
     return pixels
@@ -65,18 +66,18 @@ def denormalized(images: torch.Tensor, normalization: tuple[Sequence[float], Seq
 
 def decoded(ids: torch.Tensor, mask: torch.Tensor, data: PairDataModule) -> list[str]:
     """Return the texts of token ids [B, L] as the tokenizer decodes them, without [CLS], [SEP] and padding."""
-    tokenizer, special = data.tokenizer, data.special_token_ids
-    ends = {special["cls"], special["sep"]}
+    ends = {data.special_token_ids["cls"], data.special_token_ids["sep"]}
     rows = zip(ids.tolist(), mask.tolist(), strict=True)
-    kept = [[token for token, seen in zip(*row, strict=True) if seen and token not in ends] for row in rows]
-    return [tokenizer.decode(tokens).strip() for tokens in kept]
+    kept = [[token for token, attended in zip(*row, strict=True) if attended and token not in ends] for row in rows]
+    return [data.tokenizer.decode(tokens).strip() for tokens in kept]
 
 
 def beside(images: Sequence[np.ndarray]) -> Image.Image:
     """Return images [H, W, 3] beside each other, with a white gap between."""
     height = max(image.shape[0] for image in images)
     width = sum(image.shape[1] for image in images) + GAP * (len(images) - 1)
-    whole, left = Image.new("RGB", (width, height), "white"), 0
+    whole = Image.new("RGB", (width, height), "white")
+    left = 0
     for image in images:
         whole.paste(Image.fromarray(image), (left, 0))
         left += image.shape[1] + GAP

@@ -10,8 +10,8 @@ from PIL import Image
 from ...common.errors import UserError
 from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import ROW_ERRORS, BadSample
+from ...datamodules.reading.layout import captions_in
 from ...datamodules.reading.lists import read_items
-from ...datamodules.reading.record import captions_in
 from ...datamodules.text.captions import is_text
 from ..evaluate.image_sets import read_lines
 from ..evaluate.own_images import image_files

@@ -18,8 +18,8 @@ from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.evaluation.ranking import cosine_weight
+from ...metrics.classification import zero_shot_scores
 from ...metrics.finite import highest
-from ...metrics.zero_shot import zero_shot_scores
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
 from ..evaluate.own_images import TEMPLATES

@@ -7,10 +7,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ...common.errors import UserError
-from ...metrics.classification import hits
+from ...metrics.classification import hits, zero_shot_scores
 from ...metrics.finite import NOTHING, best
 from ...metrics.groups import group_means, macro_f1, mean_per_class_recall
-from ...metrics.zero_shot import zero_shot_scores
 from .encoding import Encoded
 from .image_sets import Prompts
 from .tasks import Task

@@ -16,7 +16,7 @@ from ...callbacks.distributed.collectives import gather_texts, gather_uneven, ra
 from ...common.shown import shown
 from ...datamodules.base.faults import NAMED_PER_CAUSE, BadSample, Fault
 from ...datamodules.base.loaders import outlast_signals
-from ...metrics.zero_shot import class_embeddings, class_prompts
+from ...metrics.classification import class_embeddings, class_prompts
 from .model import ImageTextModel
 
 log = logging.getLogger(__name__)

@@ -21,9 +21,7 @@ from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample, reading
 from ...datamodules.base.samples import Transform
 from ...datamodules.reading.cache import index_cache
-from ...datamodules.reading.members import IMAGE_SUFFIXES
-from ...datamodules.reading.tar import read_members
-from ...datamodules.reading.tar_index import tar_index
+from ...datamodules.reading.tar import IMAGE_SUFFIXES, read_members, tar_index
 from .encoding import Sample
 
 NAMES = "classnames.txt"

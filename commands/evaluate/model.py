@@ -14,16 +14,13 @@ from ... import lightning_modules
 from ...callbacks import AtomicCheckpointIO
 from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
+from ...common.preprocessing import Preprocessing, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer, tokenizer_from_json
 from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
-from ...lightning_modules.core.checkpoints import class_of, saved_settings
-from ...lightning_modules.core.clip_preprocessing import Preprocessing
-from ...lightning_modules.core.file_readers import PublishedCLIP
-from ...lightning_modules.core.folder import is_folder, read_config
+from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.frozen import Frozen
-from ...lightning_modules.core.preprocessing import is_checkpoint, recorded_preprocessing
-from ...lightning_modules.networks.published_clip import load_published
+from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
 from ..cli.run_checkpoints import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
@@ -219,7 +216,7 @@ def _of_module(
         features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
         return features
 
-    prepared = _prepared(Preprocessing.of(recorded, repr(source)))
+    prepared = _prepared(Preprocessing.from_dict(recorded, repr(source)))
     fingerprint = Frozen(module).fingerprint()
     note, scale = module.evaluation_note, module.similarity_scale()
     return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, scale)

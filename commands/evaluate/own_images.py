@@ -16,9 +16,9 @@ from ...common.errors import UserError
 from ...common.files import replacing
 from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
-from ...datamodules.reading.members import IMAGE_SUFFIXES
+from ...datamodules.reading.tar import IMAGE_SUFFIXES
+from ...metrics.classification import zero_shot_scores
 from ...metrics.finite import highest
-from ...metrics.zero_shot import zero_shot_scores
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .model import ImageTextModel
 from .row_sets import NamedImages

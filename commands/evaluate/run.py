@@ -17,8 +17,7 @@ from ...callbacks.distributed.collectives import gather, rank
 from ...common.errors import UserError
 from ...common.files import replacing
 from ...common.messages import say
-from ...metrics.neighbours import nearest_neighbours
-from ...metrics.zero_shot import zero_shot_scores
+from ...metrics.classification import nearest_neighbours, zero_shot_scores
 from . import row_sets
 from .classification import attribute_metrics, classification_metrics, few_shot, linear_probe
 from .encoding import Encoded, Loading, encode_classes, encode_images

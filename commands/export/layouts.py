@@ -11,12 +11,12 @@ from ... import lightning_modules
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.files import check_free, run_folder_of
+from ...common.preprocessing import described, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer
 from ...lightning_modules.base.exported import FOLDER, LAYOUT, rebuild
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.base.model_card import Training
-from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, saved_settings
-from ...lightning_modules.core.preprocessing import described, is_checkpoint, recorded_preprocessing
+from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, is_checkpoint, saved_settings
 from ..cli.run_checkpoints import resolved
 
 

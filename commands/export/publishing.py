@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from ...common.errors import UserError
 from ...common.hub import hub_is_reachable
 from ...common.messages import say
-from ...lightning_modules.core.folder import CONFIG_FILE, WEIGHTS_FILE
+from ...lightning_modules.core.checkpoints import CONFIG_FILE, WEIGHTS_FILE
+from ...lightning_modules.networks.clip.files import CONFIG_NAME, WEIGHTS_NAME
 from ...lightning_modules.networks.clip.lora import ADAPTER_CONFIG, ADAPTER_FILE
-from ...lightning_modules.networks.open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 LANGUAGE_MODEL = tuple(f"language_model/*.{kind}" for kind in ("json", "safetensors", "txt"))

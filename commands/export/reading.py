@@ -13,13 +13,12 @@ from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
 from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_refused
 from ...common.names import did_you_mean
+from ...common.preprocessing import Preprocessing, has_pixels
 from ...common.tokenizers import set_ending
-from ...datamodules.pairs.base import PairDataModule
+from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.text.clip import CLIP_TOKENS, CLIPTextEncoder
 from ...datamodules.text.tokenizers import Encoder, TextEncoder
-from ...lightning_modules.core.clip_preprocessing import Preprocessing
-from ...lightning_modules.core.folder import read_config
-from ...lightning_modules.core.preprocessing import has_pixels
+from ...lightning_modules.core.checkpoints import read_config
 from .layouts import exported_classes
 from .publishing import PRETRAINED
 
@@ -58,7 +57,7 @@ def from_pretrained(name: str | Path) -> Pretrained:
         )
     model = known[kind].from_pretrained(folder).requires_grad_(False)
     record = config.get("preprocessing")
-    transform = Preprocessing.of(record, repr(str(name))).transform() if has_pixels(record) else None
+    transform = Preprocessing.from_dict(record, repr(str(name))).transform() if has_pixels(record) else None
     return Pretrained(model, transform, _tokenizer(model, folder, config))
 
 

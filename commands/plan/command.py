@@ -11,8 +11,7 @@ from ...common.names import did_you_mean
 from ...lightning_modules.core.frozen import without_weights
 from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
-from .estimate import USABLE, Estimate, estimate
-from .layout import Layout, line
+from .estimate import USABLE, Estimate, Layout, estimate, line
 from .module import has_plan, start
 from .reinforcement import is_reinforcement, plan_reinforcement
 from .remedies import fits, remedies
@@ -39,7 +38,7 @@ def run_plan(words: list[str]) -> str:
     options = [*(f"--config={config}" for config in typed.config), *others]
     planned = read(options)
     layout = _layout(typed, planned, gpu)
-    logging.disable(logging.WARNING)  # about values, which there are none of
+    logging.disable(logging.WARNING)  # warnings about values: fake tensors have none
     try:
         with without_weights():
             return _plan(typed, options, planned, layout)

@@ -1,8 +1,6 @@
 """The configuration of a `vlightning fit`, parsed without data, weights and a run folder."""
 
-import re
 import warnings
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +9,7 @@ from jsonargparse import Namespace
 from ...common.absent_network import absent_networks
 from ..cli.lightning_cli import VLightningCLI, open_cli
 from ..cli.links import apply_links
-
-_SCHEDULE = re.compile(r"# Schedule: ([\d,]+) steps of ([\d,]+) ")
+from ..cli.typed_values import Schedule
 
 
 class Planned(NamedTuple):
@@ -22,14 +19,14 @@ class Planned(NamedTuple):
         module: the module on the meta device, without weights.
         data: arguments of the datamodule.
         trainer: arguments of the Trainer.
-        files: the config files.
+        schedule: the length of the run that the config files state; None if they state none.
         absent: names of the teachers of the user's own that a checkpoint names, which are not imported.
     """
 
     module: Any
     data: dict[str, Any]
     trainer: dict[str, Any]
-    files: list[Path]
+    schedule: Schedule | None
     absent: list[str]
 
 
@@ -46,7 +43,7 @@ def read(words: list[str]) -> Planned:
         config.model.init_args["weights"] = None
     module = build_without_weights(cli)
     data = (config.get("data") or {}).get("init_args") or {}
-    return Planned(module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.config_files, absent)
+    return Planned(module, dict(vars(data)) if data else {}, dict(vars(config.trainer)), cli.typed.schedule, absent)
 
 
 def parse_fit(words: list[str]) -> Any:
@@ -99,13 +96,14 @@ def build_without_weights(cli: Any) -> Any:
 def steps_of(planned: Planned, batch: int) -> int | None:
     """Return the optimizer steps of a fit with a batch of all processes; None if they depend on the data.
 
-    They are those of the Trainer, or epochs of `samples_per_epoch`, or what the header of a shipped config states.
+    They are those of the Trainer, or epochs of `samples_per_epoch`, or those of the `schedule` of a shipped config.
     """
-    trainer, rows = planned.trainer, planned.data.get("samples_per_epoch")
+    trainer = planned.trainer
+    rows = planned.data.get("samples_per_epoch")
     if (trainer.get("max_steps") or -1) > 0:
         return int(trainer["max_steps"])
     if rows and (trainer.get("max_epochs") or -1) > 0:
         return int(trainer["max_epochs"] * (rows // batch))
-    stated = [_SCHEDULE.search(path.read_text(encoding="utf-8")) for path in planned.files]
-    found = [[int(number.replace(",", "")) for number in one.groups()] for one in stated if one]
-    return found[-1][0] * found[-1][1] // batch if found else None
+    if planned.schedule is None:
+        return None
+    return planned.schedule.steps * planned.schedule.batch // batch

@@ -9,22 +9,21 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.autograd.graph import _engine_run_backward
+from torch.autograd.graph import get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...callbacks import gather
-from ...callbacks.flops import CountFlops
 from ...callbacks.private_api import DispatchMode
-from ...lightning_modules.networks import attention
+from ...callbacks.speed import CountFlops
+from ...lightning_modules.core.counting import gpu_attention, without_values
 
 PRECISIONS = {
     "32-true": None,
@@ -66,30 +65,32 @@ class CountStep(CountFlops):
 
     def __init__(self, present: Iterable[Tensor], rows: int, columns: Collection[int]) -> None:
         super().__init__()
-        self.rows, self.columns = rows, columns
-        self.live, self.most = {"logits": 0, "other": 0}, {"logits": 0, "other": 0}
+        self.rows = rows
+        self.columns = columns
+        self.live = {"logits": 0, "other": 0}
+        self.most = {"logits": 0, "other": 0}
         self.peak = 0
         self.sent: Counter[str] = Counter()
-        self._known = WeakIdKeyDictionary()
+        self._counted = WeakIdKeyDictionary()
         for tensor in present:
-            self._known[tensor.untyped_storage()] = True
+            self._counted[tensor.untyped_storage()] = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             self._send(func.overloadpacket.__name__, args)
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._add(leaf)
+        for tensor in _tensors_in(result):
+            self._add(tensor)
         return result
 
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        if storage in self._known:
+        if storage in self._counted:
             return
-        self._known[storage] = True
+        self._counted[storage] = True
         is_table = tensor.dim() == 2 and tensor.shape[1] in self.columns and tensor.shape[0] <= self.rows
-        kind, size = "logits" if is_table else "other", storage.nbytes()
+        kind = "logits" if is_table else "other"
+        size = storage.nbytes()
         self._change(kind, size)
         weakref.finalize(storage, self._change, kind, -size)
 
@@ -100,8 +101,17 @@ class CountStep(CountFlops):
 
     def _send(self, name: str, args: Any) -> None:
         # A gather and a reduce-scatter take output and input, the other operations a list of tensors.
-        given = [args[1]] if isinstance(args[1], Tensor) else args[0]
-        self.sent[OPERATIONS.get(name, name)] += sum(tensor.nbytes for tensor in given)
+        inputs = [args[1]] if isinstance(args[1], Tensor) else args[0]
+        self.sent[OPERATIONS.get(name, name)] += sum(tensor.nbytes for tensor in inputs)
+
+
+def _tensors_in(result: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an operation's result: a tensor, or tensors and numbers in nested lists and tuples."""
+    if isinstance(result, Tensor):
+        yield result
+    elif isinstance(result, list | tuple):
+        for entry in result:
+            yield from _tensors_in(entry)
 
 
 class Answers(DispatchMode):
@@ -120,14 +130,13 @@ class _AsOnGPU(TorchFunctionMode):
     """Run attention as a GPU does, and in float32 what CUDA's autocast runs in float32 and the CPU's does not."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is _SDPA:
+        if func is F.scaled_dot_product_attention:
             return _attention(*args, **(kwargs or {}))
         if func in _FLOAT32 and torch.is_autocast_enabled("cpu"):
-            args = tree_map(_float32, args)
+            args = [_float32(argument) for argument in args]
         return func(*args, **(kwargs or {}))
 
 
-_SDPA = F.scaled_dot_product_attention
 _FLOAT32 = {
     *(F.layer_norm, F.group_norm, F.softmax, torch.softmax, Tensor.softmax, F.log_softmax, torch.log_softmax),
     *(Tensor.log_softmax, F.cross_entropy, F.nll_loss, F.mse_loss, torch.exp, Tensor.exp, Tensor.pow, torch.pow),
@@ -153,9 +162,11 @@ def _attention(
     half = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     query, key, value = (tensor.to(half) for tensor in (query, key, value))
     mask = None if attn_mask is None else attn_mask.to(half)
-    attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    result: Tensor = attend(query, key, value, 0.0, is_causal, attn_mask=mask, scale=scale)[0]
-    return result
+    # With dropout, torch has no such kernel on a CPU.
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
 
 
 @contextmanager
@@ -163,9 +174,7 @@ def fake_tensors(processes: int = 1) -> Iterator[None]:
     """Let torch compute shapes only, as the first of several processes."""
     with ExitStack() as stack:
         if processes > 1:
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
-            dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+            dist.init_process_group("fake", rank=0, world_size=processes)
             stack.callback(dist.destroy_process_group)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         stack.enter_context(Answers())
@@ -179,29 +188,31 @@ def make_fake(module: nn.Module, kind: torch.dtype | None = None) -> None:
         module: the module.
         kind: type of those in floating point; None means their own.
     """
-    made: dict[int, Tensor | None] = {id(None): None}
+    replacements: dict[int, Tensor] = {}
 
-    def replaced(tensor: Tensor | None) -> Any:
-        if tensor is not None and id(tensor) not in made:
+    def replacement(tensor: Tensor) -> Tensor:
+        if id(tensor) not in replacements:
             dtype = kind if kind is not None and tensor.is_floating_point() else tensor.dtype
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="cpu")
             trained = isinstance(tensor, nn.Parameter)
-            made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if trained else fake
-        return made[id(tensor)]
+            replacements[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if trained else fake
+        return replacements[id(tensor)]
 
-    before = [*module.parameters(), *module.buffers()]  # referred to, so that no identifier is used twice
-    for part in module.modules():
-        for tensors in (part._parameters, part._buffers):
-            tensors.update({name: replaced(tensor) for name, tensor in tensors.items()})
-    del before
+    originals = [*module.parameters(), *module.buffers()]  # referred to, so that no identifier is used twice
+    for layer in module.modules():
+        for name, tensor in [
+            *layer.named_parameters(recurse=False, remove_duplicate=False),
+            *layer.named_buffers(recurse=False, remove_duplicate=False),
+        ]:
+            setattr(layer, name, replacement(tensor))
+    del originals
 
 
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Let attention and autocast be those of a GPU, not of a CPU."""
     with ExitStack() as stack:
-        stack.enter_context(patch.object(attention, "_fused", lambda *_: True))
-        stack.enter_context(patch.object(F, "scaled_dot_product_attention", _attention))  # of nn.MultiheadAttention
+        stack.enter_context(gpu_attention())
         stack.enter_context(_AsOnGPU())
         yield
 
@@ -224,8 +235,6 @@ def count_step(
         precision: a key of `PRECISIONS`.
         cuda: whether attention and autocast are those of a GPU, not of a CPU.
     """
-    from ...lightning_modules.albef import mlm  # imports ALBEF, which nothing else here needs
-
     rows = len(next(iter(batch.values())))
     for parameter in module.parameters():
         if parameter.requires_grad:
@@ -238,7 +247,7 @@ def count_step(
     half = PRECISIONS[precision]
     counting = CountStep(present, rows, columns)
     with ExitStack() as stack:
-        stack.enter_context(patch.object(mlm, "_row_capacity", mlm.row_bound))
+        stack.enter_context(without_values())
         if cuda:
             stack.enter_context(as_on_gpu())
         stack.enter_context(counting)
@@ -246,8 +255,8 @@ def count_step(
             result: Any = module.training_step(batch, 0)
         named = result if isinstance(result, Mapping) else {"loss": result}
         loss = named["loss"]
-        # `loss.backward()` would leave the mode of functions, in which slices must be recomputed.
-        _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), True, accumulate_grad=True)
+        # With a tensor, `backward` would leave the mode of functions, in which slices must be recomputed.
+        torch.autograd.backward(get_gradient_edge(loss), torch.ones_like(loss))
         if not named.get("keys_are_gathered"):  # as `QueueCallback` gathers them
             for tensor in (*named.get("keys", {}).values(), *named.get("key_ids", {}).values()):
                 gather(tensor)

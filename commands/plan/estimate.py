@@ -1,4 +1,4 @@
-"""Memory, traffic and operations of a process for any batch, from steps of three small batches.
+"""Memory, traffic and operations of a process for any batch, from steps of three small batches; and where it runs.
 
 n rows in all processes together, N processes, b = n / N rows in each. Tensors of a step grow with b, and tables of
 logits with b n = N b^2, so quadratic functions of b through three points are exact once activations exceed temporary
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...common.gpus import GPU
 from .counted_step import Counted, count_step, fake_tensors, make_fake, optimizer_bytes
 
 ROWS = 64
@@ -57,7 +58,8 @@ class Estimate:
 
     def memory(self, rows: int, sharded: bool) -> dict[str, float]:
         """Return the bytes of a process by kind; the peaks of activations and logits are added up."""
-        sizes, share = self.sizes, self.processes if sharded else 1
+        sizes = self.sizes
+        share = self.processes if sharded else 1
         return {
             "parameters": sizes.parameters / share,
             "gradients": sizes.parameters / share,
@@ -77,15 +79,16 @@ class Estimate:
         """
         others = self.processes - 1
         shares = {"all-gather": others, "reduce-scatter": others / self.processes}
-        found = {
+        sent = {
             f"of the step: {operation}": size(rows) * shares.get(operation, 2 * others / self.processes)
             for operation, size in self.sent.items()
         }
-        part = others / self.processes
-        trained, every = self.sizes.parameters, self.sizes.parameters + self.sizes.averages + self.sizes.frozen
+        share = others / self.processes
+        trained = self.sizes.parameters
         if not sharded:
-            return found | {"gradients: all-reduce": 2 * trained * part}
-        return found | {"parameters: all-gather": every * part, "gradients: reduce-scatter": trained * part}
+            return sent | {"gradients: all-reduce": 2 * trained * share}
+        gathered = trained + self.sizes.averages + self.sizes.frozen
+        return sent | {"parameters: all-gather": gathered * share, "gradients: reduce-scatter": trained * share}
 
     def largest_rows(self, memory: float, sharded: bool) -> int:
         """Return the largest number of rows of a process that fits into a GPU's memory; 0 if none does."""
@@ -100,6 +103,68 @@ class Estimate:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low if self.most_rows is None else min(low, self.most_rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where and how a run is planned.
+
+    Attributes:
+        gpu: the GPU of each process.
+        gpu_name: its name.
+        processes: number of processes.
+        batch: rows of all processes in a batch.
+        accumulated: batches of an optimizer step.
+        precision: a key of `counted_step.PRECISIONS`, for which the GPU has a rate.
+        mfu: share of the GPU's rate that is reached.
+        sharded: whether the run shards its parameters (FSDP2).
+    """
+
+    gpu: GPU
+    gpu_name: str
+    processes: int
+    batch: int
+    accumulated: int
+    precision: str
+    mfu: float
+    sharded: bool
+
+    @property
+    def rows(self) -> int:
+        """Rows of a process in a batch."""
+        return self.batch // self.processes
+
+    @property
+    def rate(self) -> float:
+        """Operations per second of the data sheet."""
+        rate = self.gpu.rate(self.precision)
+        assert rate is not None  # checked where the layout is made
+        return rate
+
+    @property
+    def speed(self) -> float:
+        """Operations per second that are reached."""
+        return self.rate * self.mfu
+
+    def operations(self, counted: Estimate) -> float:
+        """Return the operations of a process in an optimizer step."""
+        return counted.step["flops"](self.rows) * self.accumulated
+
+    def sentence(self, name: str) -> str:
+        """Return what is planned as a sentence; `name` is that of the module."""
+        return (
+            f"{name}: {self.batch:,} rows a step on {self.processes} x {self.gpu_name}, {self.rows:,} each, "
+            f"{self.precision}."
+        )
+
+    def rate_sentence(self) -> str:
+        """Return the rate that is reached, such as "40% of 989 TFLOP/s"."""
+        return f"{self.mfu:.0%} of {self.rate / 1e12:g} TFLOP/s"
+
+
+def line(name: str, *cells: str) -> str:
+    """Return a line of a table: a name and right-aligned cells."""
+    return (f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
 
 def quadratic(step: int, values: Sequence[float]) -> Callable[[int], float]:

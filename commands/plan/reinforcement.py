@@ -13,8 +13,7 @@ from ...datamodules.reinforced.reinforcement import stored_bytes
 from ...lightning_modules.core.frozen import without_weights
 from .configuration import Planned
 from .counted_step import PRECISIONS, Answers, CountStep, as_on_gpu, fake_tensors, make_fake
-from .estimate import USABLE
-from .layout import Layout, line
+from .estimate import USABLE, Layout, line
 
 GIB = 2**30
 PAIRS = 1_000_000

@@ -5,8 +5,7 @@ from typing import Any
 from torch import nn
 
 from .configuration import Planned, read
-from .estimate import USABLE, Estimate, estimate
-from .layout import Layout
+from .estimate import USABLE, Estimate, Layout, estimate
 from .module import start
 
 LEAST_SLICE = 8
@@ -97,5 +96,7 @@ def _price(counted: Estimate, layout: Layout, sharded: bool, steps: int | None) 
 
 def _has_batch_norm(module: nn.Module) -> bool:
     """Return whether a trained network of a module has BatchNorm."""
-    norms = (part for part in module.modules() if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm))
+    norms = (
+        layer for layer in module.modules() if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm)
+    )
     return any(parameter.requires_grad for norm in norms for parameter in norm.parameters())

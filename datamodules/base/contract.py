@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-    from ..transforms.replay import Interpolation
+    from ...common.preprocessing import Interpolation
 
 # Members of a module that datamodules read.
 
@@ -148,7 +148,7 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
         UserError: If the object has some members but not all, or a method is not callable.
     """
     members = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
-    # Properties are not evaluated, since their values may not be known yet.
+    # Properties are not evaluated, since their values may not be computed yet.
     missing = object()
     present = {name for name in members if inspect.getattr_static(module, name, missing) is not missing}
     if not present:
@@ -160,8 +160,8 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
                 f"Expected {type(module).__name__}.{name} to be a {'method' if is_method else 'property'} "
                 f"({protocol.__name__} in {__name__}), got {getattr(module, name, 'nothing')!r}: define it."
             )
-    found: Asked = module
-    return found
+    typed: Asked = module
+    return typed
 
 
 def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:

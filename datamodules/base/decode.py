@@ -121,8 +121,8 @@ def _loaded(image: Image.Image, encoded: bytes) -> Image.Image:
 
 def _is_decoded_alike(image: Image.Image) -> bool:
     """Return whether torchcodec decodes to the pixels of Pillow: still images of 8 bits without transparency."""
-    known = image.mode in _ALIKE.get(image.format or "", ()) and "transparency" not in image.info
-    return known and getattr(image, "n_frames", 1) == 1 and not _is_turned(image)
+    alike = image.mode in _ALIKE.get(image.format or "", ()) and "transparency" not in image.info
+    return alike and getattr(image, "n_frames", 1) == 1 and not _is_turned(image)
 
 
 def _is_turned(image: Image.Image) -> bool:

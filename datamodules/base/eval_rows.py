@@ -79,16 +79,18 @@ def remark_on_labels(
         option: option of the Trainer that limits the items.
     """
     read = labels[items]
-    read, known = read[read >= 0], labels[labels >= 0]
+    read = read[read >= 0]
+    labels = labels[labels >= 0]
     if len(read) < LEAST:
         return None
-    furthest = furthest_label(known, read)
+    furthest = furthest_label(labels, read)
     if furthest is None:
         return None
     name = repr(names[furthest]) if names else f"{furthest}"
-    before, after = ((part == furthest).mean() for part in (known, read))
+    before = (labels == furthest).mean()
+    after = (read == furthest).mean()
     if before == 1:
-        return f"All {len(known)} labels of the {split} split are {name}: accuracies say little; check data.{split}."
+        return f"All {len(labels)} labels of the {split} split are {name}: accuracies say little; check data.{split}."
     return (
         f"The {split} reads {len(read)} labels, of which {after:.0%} are {name}, and {before:.0%} in the whole split: "
         f"replace {option} by data.limit_eval_rows, which draws evenly."
@@ -108,12 +110,12 @@ def furthest_label(labels: np.ndarray, read: np.ndarray) -> int | None:
     count = len(read)
     classes, counts = np.unique(labels, return_counts=True)
     shares = counts / len(labels)
-    found = np.bincount(np.searchsorted(classes, read), minlength=len(classes))
-    furthest = int(classes[np.abs(found / count - shares).argmax()])
-    if found.max() == count and (len(classes) == 1 or (shares**count).sum() < 0.01):
+    read_counts = np.bincount(np.searchsorted(classes, read), minlength=len(classes))
+    furthest = int(classes[np.abs(read_counts / count - shares).argmax()])
+    if read_counts.max() == count and (len(classes) == 1 or (shares**count).sum() < 0.01):
         return int(read[0])
     expected = count * shares
     degrees = len(classes) - 1
-    excess = ((found - expected) ** 2 / expected).sum() - degrees
+    excess = ((read_counts - expected) ** 2 / expected).sum() - degrees
     variance = 2 * degrees + ((1 / shares).sum() - len(classes) ** 2 - 2 * len(classes) + 2) / count
     return furthest if excess > max(6 * math.sqrt(variance), count / 10) else None

@@ -91,7 +91,7 @@ class Outcome:
     """Result of reading one item: a sample or None, the number of samples read, and their faults."""
 
     sample: Any
-    seen: int = 0
+    num_read: int = 0
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -99,7 +99,7 @@ class Collated(NamedTuple):
     """A batch with its counts, of which the loader yields only the batch; notes are about usable samples."""
 
     batch: Batch | None
-    seen: int
+    num_read: int
     faults: list[Fault]
     notes: Sequence[Fault] = ()
 
@@ -119,25 +119,25 @@ class Account:
         self.split = split
         self.max_bad_share = max_bad_share
         self.action = action
-        self.seen = 0
+        self.num_read = 0
         self.causes: Counter[str] = Counter()
         self.remarks: Counter[str] = Counter()
         self._logged = 0
 
-    def update(self, seen: int, faults: list[Fault]) -> None:
+    def update(self, num_read: int, faults: list[Fault]) -> None:
         """Add the counts of one batch.
 
         Raises:
             BadDataError: If the share of unusable samples is above the limit.
         """
-        self.seen += seen
+        self.num_read += num_read
         for cause, name in faults:
             self.causes[cause] += 1
             if self.causes[cause] <= NAMED_PER_CAUSE:
                 log.warning("%s sample %s is unusable (%s): %s", self.split, shown(name), cause, self.action)
             if self.causes[cause] == NAMED_PER_CAUSE:
                 log.warning("Further %s samples with the cause '%s' are counted, not logged", self.split, cause)
-        if self.seen >= CHECK_FROM:
+        if self.num_read >= CHECK_FROM:
             self.check()
 
     def remark(self, notes: Iterable[Fault]) -> None:
@@ -153,7 +153,7 @@ class Account:
         Raises:
             BadDataError: If the share is above the limit.
         """
-        if self.causes.total() > self.max_bad_share * self.seen:
+        if self.causes.total() > self.max_bad_share * self.num_read:
             self.fail()
 
     def end_of_pass(self) -> None:
@@ -166,7 +166,7 @@ class Account:
             self._logged = self.causes.total()
             log.warning("Unusable %s samples so far: %s", self.split, self.summary())
         for kind, count in self.remarks.items():
-            log.info("%s samples with '%s' so far: %d of %d", self.split, kind, count, self.seen)
+            log.info("%s samples with '%s' so far: %d of %d", self.split, kind, count, self.num_read)
         self.check()
 
     def fail(self) -> None:
@@ -183,4 +183,4 @@ class Account:
     def summary(self) -> str:
         """Return the counts, as in `3 of 200 (truncated: 2, missing file: 1)`."""
         causes = ", ".join(f"{cause}: {count}" for cause, count in self.causes.most_common())
-        return f"{self.causes.total()} of {self.seen} ({causes})"
+        return f"{self.causes.total()} of {self.num_read} ({causes})"

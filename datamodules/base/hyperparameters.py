@@ -1,26 +1,67 @@
-"""Checking of a datamodule's constructor arguments, and recording of them for checkpoints."""
+"""The arguments of a datamodule's constructor: which it takes, and their record in checkpoints."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
 import functools
 import inspect
 import os
-import textwrap
 import warnings
 from collections.abc import Mapping
-from types import FrameType
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import lightning.pytorch as pl
 
 from ...common.errors import UserError
+from ...common.ranges import CheckedArguments
 from ...common.urls import keep
-from .private_api import replace_hyperparameters
 
 _NOT_PLAIN = object()
+
+
+@functools.cache
+def constructor_arguments(cls: type) -> Mapping[str, Any]:
+    """Return the arguments of a datamodule's class with their defaults, those passed on as `**options` included.
+
+    An argument of a base class that a subclass decides itself is not among them: the subclass names it in
+    `decided_arguments`. An argument without a default has `inspect.Parameter.empty`.
+    """
+    arguments: dict[str, Any] = {}
+    decided: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+        named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+        for parameter in named:
+            if parameter.name not in decided:
+                arguments.setdefault(parameter.name, parameter.default)
+        if len(named) == len(parameters):
+            break
+        decided |= set(vars(base).get("decided_arguments", ()))
+    return arguments
+
+
+class RecordedArguments(CheckedArguments):
+    """Base of the datamodules, which keeps the arguments of the constructor that a user calls.
+
+    It has no constructor, since jsonargparse takes the options of a class with `__new__` from that.
+    """
+
+    decided_arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the base classes that a class gives itself, so that a user of it cannot."""
+    arguments: dict[str, Any]
+    """Values of the constructor's arguments by name: the given ones, else the defaults."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Check and keep the arguments."""
+        instance = super().__new__(cls, *args, **kwargs)
+        positional = dict(zip(inspect.signature(cls).parameters, args, strict=False))
+        arguments = constructor_arguments(cls)  # type: ignore[arg-type]
+        defaults = {name: value for name, value in arguments.items() if value is not inspect.Parameter.empty}
+        instance.arguments = {**defaults, **positional, **kwargs}
+        return instance
 
 
 def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | None) -> None:
@@ -29,17 +70,15 @@ def check_one_batch_size(cls: type, batch_size: int, global_batch_size: int | No
     Raises:
         UserError: If both are given.
     """
-    own = (inspect.signature(base).parameters.get("batch_size") for base in cls.__mro__)
-    default = next(parameter.default for parameter in own if parameter is not None)
-    if global_batch_size is not None and batch_size != default:
+    if global_batch_size is not None and batch_size != constructor_arguments(cls)["batch_size"]:
         raise UserError(
             f"Expected data.batch_size, of each process, or data.global_batch_size, of all, got {batch_size} and "
             f"{global_batch_size}: set data.global_batch_size alone, or to null."
         )
 
 
-def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | None) -> None:
-    """Record the constructor's arguments that are plain data, those of the base classes included.
+def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[str, Any]) -> None:
+    """Record the constructor's arguments that are plain data, for checkpoints.
 
     A checkpoint that contains a module or a dataclass cannot be loaded with `weights_only=True`. With the command
     line Lightning records the configuration instead of the arguments, so transforms are recorded by name. URLs are
@@ -47,45 +86,19 @@ def record_hyperparameters(module: pl.LightningDataModule, frame: FrameType | No
 
     Args:
         module: the datamodule.
-        frame: frame of the constructor of the base class.
+        arguments: values of the constructor's arguments by name.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`")
-        module.save_hyperparameters(logger=False, frame=frame)
+        module.save_hyperparameters(logger=False)
     values = dict(module.hparams)
-    if "_instantiator" not in values:
-        # Frames also hold values that a subclass passes to its base class and does not accept itself.
-        own = argument_names(type(module))  # type: ignore[arg-type]
-        values = {name: value for name, value in values.items() if name in own}
+    if "_instantiator" not in values:  # not built by the command line
+        values = dict(arguments)
     plain = {name: _plain(value) for name, value in values.items()}
-    replace_hyperparameters(module, keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}))
-
-
-@functools.cache
-def argument_names(cls: type) -> frozenset[str]:
-    """Return the names of a class's constructor arguments, including those passed through `**options`."""
-    names: set[str] = set()
-    passed: set[str] = set()
-    for base in cls.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        own = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
-        names |= {one.name for one in own if one.kind is not one.VAR_KEYWORD} - passed
-        if all(one.kind is not one.VAR_KEYWORD for one in own):
-            break
-        passed |= _passed(base)
-    return frozenset(names)
-
-
-def _passed(cls: type) -> set[str]:
-    """Return the names of the arguments that a constructor itself passes to its base class."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(vars(cls)["__init__"])))
-    except (OSError, TypeError):  # typed into an interpreter, or generated
-        return set()
-    calls = (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-    upwards = (call for call in calls if ast.unparse(call.func) == "super().__init__")
-    return {keyword.arg for call in upwards for keyword in call.keywords if keyword.arg}
+    module.hparams.clear()
+    module.save_hyperparameters(
+        keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}), logger=False
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -98,9 +111,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        entries = {key: _plain(part) for key, part in value.items()}
-        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in entries.values()) else entries
+        entries = {key: _plain(entry) for key, entry in value.items()}
+        return _NOT_PLAIN if any(entry is _NOT_PLAIN for entry in entries.values()) else entries
     if isinstance(value, (list, tuple)):
-        parts = [_plain(part) for part in value]
-        return _NOT_PLAIN if any(part is _NOT_PLAIN for part in parts) else parts
+        elements = [_plain(element) for element in value]
+        return _NOT_PLAIN if any(element is _NOT_PLAIN for element in elements) else elements
     return _NOT_PLAIN

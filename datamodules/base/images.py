@@ -11,12 +11,12 @@ from lightning.pytorch.trainer.states import TrainerStatus
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
+from ...common.preprocessing import transform_record
 from ..transforms.normalize import (
     ToNormalized,
     in_pixels,
     normalization_of,
     normalized,
-    preprocessing_of,
 )
 from .contract import ExpectsPreprocessing, asked_of
 
@@ -80,9 +80,9 @@ class ImageTransforms(pl.LightningDataModule):
         """Move a batch to the device, and normalize its images there."""
         moved = super().transfer_batch_to_device(batch, device, dataloader_idx)
         assert self.trainer is not None
-        found = self.normalized_batch(moved, self.trainer.training)
+        finished = self.normalized_batch(moved, self.trainer.training)
         # Before the transfer the trainer converted floats to its precision.
-        return moved if found is moved else self.trainer.precision_plugin.convert_input(found)
+        return moved if finished is moved else self.trainer.precision_plugin.convert_input(finished)
 
     def read_batch(self, batch: Any, training: bool) -> Any:
         """Return a batch of a loader; its images are normalized unless a running trainer will transfer the batch."""
@@ -98,7 +98,7 @@ class ImageTransforms(pl.LightningDataModule):
     @property
     def preprocessing(self) -> dict[str, Any] | None:
         """Preprocessing of images in evaluation, as plain data; None if no images are read."""
-        return preprocessing_of(self.eval_transform)
+        return transform_record(self.eval_transform)
 
     @property
     def normalization(self) -> tuple[Sequence[float], Sequence[float]] | None:

@@ -70,7 +70,7 @@ class BatchLoader:
             self._inner = inner
         collated: Collated
         for number, collated in enumerate(inner, start=1):
-            self.account.update(collated.seen, collated.faults)
+            self.account.update(collated.num_read, collated.faults)
             self.account.remark(collated.notes)
             if collated.batch is None:
                 self.account.fail()
@@ -123,8 +123,8 @@ def replicas_of(trainer: pl.Trainer | None) -> tuple[int, int]:
     The number differs from the world size with tensor parallelism, in which several processes read the same data.
     """
     if trainer is not None:
-        known = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
-        return known["num_replicas"], known["rank"]
+        sampler = trainer.distributed_sampler_kwargs or {"num_replicas": 1, "rank": 0}
+        return sampler["num_replicas"], sampler["rank"]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
     return 1, 0

@@ -47,15 +47,16 @@ class Mix:
         Returns:
             int64 [items]; with weights of 1 a permutation of the rows.
         """
-        parts, start = list[np.ndarray](), 0
+        pieces: list[np.ndarray] = []
+        start = 0
         for size, weight in zip(self.sizes, self._weights, strict=True):
             whole = int(weight)
-            parts += [np.arange(start, start + size) + repetition * self.rows for repetition in range(whole)]
+            pieces += [np.arange(start, start + size) + repetition * self.rows for repetition in range(whole)]
             rest = _items(size, weight) - whole * size
             if rest:
-                parts.append(generator.choice(size, rest, replace=False) + start + whole * self.rows)
+                pieces.append(generator.choice(size, rest, replace=False) + start + whole * self.rows)
             start += size
-        items = np.concatenate(parts) if parts else np.arange(0)
+        items = np.concatenate(pieces) if pieces else np.arange(0)
         return items[generator.permutation(len(items))]
 
     @property

@@ -5,11 +5,9 @@ Each name is used once, with the reason why no public name suffices.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.pytorch.overrides.distributed import _IndexBatchSamplerWrapper
 from torch.utils.data import DataLoader
 
@@ -40,11 +38,3 @@ def stop_workers(loader: DataLoader[Any]) -> None:
     shutdown = getattr(loader._iterator, "_shutdown_workers", None)
     if shutdown is not None:
         shutdown()
-
-
-def replace_hyperparameters(module: pl.LightningDataModule, values: Mapping[str, Any]) -> None:
-    """Replace the recorded hyperparameters; Lightning offers no way to change a value that it has recorded."""
-    module.hparams.clear()
-    module.hparams.update(values)
-    recorded: Any = module
-    recorded._hparams_initial = copy.deepcopy(module.hparams)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -18,12 +17,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
-from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, CheckedArguments, Range
+from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, SEED, SHARE, Range
 from .contract import asked_of
 from .decode import Decoder, check_decoder
 from .eval_rows import check_limit, drawn_evenly, evaluated_items, remark_on_labels
 from .faults import Account, BadSample, Batch, Collated, Outcome
-from .hyperparameters import check_one_batch_size, record_hyperparameters
+from .hyperparameters import RecordedArguments, check_one_batch_size, record_hyperparameters
 from .loaders import BatchLoader, PredictionLoader, inner_loader, replicas_of
 from .mixing import Mix, tempered
 from .samples import Reader, TrainingSet
@@ -31,13 +30,14 @@ from .sampling import (
     TrainingBatchSampler,
     TrainingPosition,
     batches_per_epoch,
+    compare_order,
     evaluation_batches,
     share_of_batch,
 )
 from .stages import Split, splits_of
 
 
-class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule, option="data"):
+class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModule, option="data"):
     """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
     The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
@@ -87,7 +87,7 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         mixing_temperature: Annotated[float, Range(least=1, infinity=True)] = 1.0,
     ) -> None:
         super().__init__()
-        record_hyperparameters(self, inspect.currentframe())
+        record_hyperparameters(self, self.arguments)
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_limit(limit_eval_rows)
         check_decoder(decoder)
@@ -113,25 +113,26 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Open the rows of a split; return None if it has no source."""
         raise NotImplementedError
 
+    def open_sources(self, split: Split) -> Sequence[Any]:
+        """Open the sources of a split, and convert files that have no memory-mapped copy; by default there are none."""
+        return ()
+
     def training_reader(self, rows: Any) -> Reader:
         """Return the reader of training samples."""
         raise NotImplementedError
 
     def training_mix(self, rows: Any) -> Mix:
-        """Return how often an epoch reads the rows of each source before the temperature; by default each row once."""
-        return Mix([len(rows)])
+        """Return how often an epoch reads the rows of each source: `mix` of the rows, or without it each row once."""
+        mix: Mix | None = getattr(rows, "mix", None)
+        return Mix([len(rows)]) if mix is None else mix
 
     def epoch_mix(self, rows: Any) -> Mix:
-        """Return how often an epoch reads the rows of each source.
+        """Return the mix of an epoch: `training_mix` with the shares that `mixing_temperature` gives to the sources.
 
         Raises:
             UserError: If the sources and `mixing_temperature` do not fit together.
         """
         return tempered(self.training_mix(rows), self.mixing_temperature)
-
-    def stream_settings(self, rows: Any) -> dict[str, Any]:
-        """Return by name what decides which loader worker reads which row of a stream; empty for rows by position."""
-        return {}
 
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of training samples."""
@@ -159,6 +160,11 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
 
     # Lightning's hooks
 
+    def prepare_data(self) -> None:
+        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
+        for split in self.splits_to_prepare():
+            self.open_sources(split)
+
     def setup(self, stage: str | None = None) -> None:
         """Check the contract with the module, divide the global batch, and open the splits of a stage.
 
@@ -184,16 +190,22 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
     def train_dataloader(self) -> BatchLoader:
         """Return the training batches of this process, starting at the trainer's position."""
         rows = self._opened("train")
-        length = batches_per_epoch(self._epoch_rows(), self.batch_size, self.replicas()[0])
+        length = batches_per_epoch(self.row_loaders.epoch_rows(rows), self.batch_size, self.replicas()[0])
         position = TrainingPosition(self.trainer, length)
 
         # Called at the first batch, since some strategies restore seed and tokenizer after they request the loader.
         def make() -> DataLoader[Any]:
-            return self._training_loader(rows, length, position)
+            return self.row_loaders.training_loader(rows, length, position)
 
-        keep = self._keeps_workers(rows)
-        loader = BatchLoader(make, length, self.account("train"), keep=keep, started=lambda: position.done)
-        return self._remember(loader)
+        return self.registered(
+            BatchLoader(
+                make,
+                length,
+                self.account("train"),
+                keep=self.row_loaders.keeps_workers,
+                started=lambda: position.done,
+            )
+        )
 
     def val_dataloader(self) -> BatchLoader | list[BatchLoader]:
         """Return the loader of validation, which reads each image once; an empty list without a validation split."""
@@ -218,14 +230,15 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         self.teardown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed of the run, and the sizes that the batch counter depends on."""
-        sizes = self._sizes() if "train" in self._rows else (self.batch_size * self.replicas()[0], None)
+        """Return the seed of the run, and what the order of samples depends on beside it."""
+        rows = self._rows.get("train")
+        processes = self.replicas()[0]
         return {
             "seed": self.run_seed,
-            "global_batch_size": sizes[0],
-            "rows": sizes[1],
-            "processes": self.replicas()[0],
-            "stream": self.stream_settings(self._rows["train"]) if "train" in self._rows else {},
+            "global_batch_size": self.batch_size * processes,
+            "rows": None if rows is None else self.row_loaders.epoch_rows(rows),
+            "processes": processes,
+            "stream": {} if rows is None else self.row_loaders.stream_settings(rows),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -240,40 +253,12 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
                 f"The data seed {self.run_seed} is replaced by {seed} from the checkpoint to continue the run."
             )
         self._seed = seed
-        then = state_dict.get("global_batch_size"), state_dict.get("rows")
-        if "train" not in self._rows:
-            return
-        self._check_stream(state_dict.get("stream", {}))
-        now, processes, self._by_process = self._sizes(), self.replicas()[0], []
-        if state_dict.get("processes", processes) != processes:  # reported with all that this changes
-            if then != now:
-                self._by_process.append(
-                    f"a global batch has {now[0]} of {now[1]} training rows, not {then[0]} of {then[1]} (set "
-                    "data.global_batch_size)"
-                )
-        elif now != then:
-            rank_zero_warn(
-                f"The run of the checkpoint had a global batch of {then[0]} from {then[1]} training rows, this run has "
-                f"{now[0]} from {now[1]}: the order of samples does not continue exactly."
-            )
+        if "train" in self._rows:
+            self._by_process = compare_order(state_dict, SampledDataModule.state_dict(self))
 
     def by_process(self) -> list[str]:
         """Return in clauses what differs from the run of a checkpoint with another number of processes."""
         return self._by_process
-
-    def _check_stream(self, then: dict[str, Any]) -> None:
-        now = self.stream_settings(self._rows["train"])
-        differing = [
-            f"{name} {now[name]} instead of {then[name]}" for name in now if then.get(name, now[name]) != now[name]
-        ]
-        if differing:
-            raise UserError(
-                f"Expected a stream that is divided as in the run of the checkpoint, got {', '.join(differing)}, with "
-                "which some rows would be read twice and others never: set what differs as it was, or start anew."
-            )
-
-    def _sizes(self) -> tuple[int, int]:
-        return self.batch_size * self.replicas()[0], self._epoch_rows()
 
     # For callbacks
 
@@ -281,10 +266,12 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Return the image of a `sample_index` before the evaluation transform: decoded, RGB, upright.
 
         Raises:
-            UserError: If the split is not set up, or the image cannot be used.
+            UserError: If the split is not set up, or is streamed, or the image cannot be used.
         """
+        rows = self._opened(split)
+        self.row_loaders.check_random_access(split, "images")
         try:
-            image: Image.Image = self._opened(split).image(sample_index)
+            image: Image.Image = rows.image(sample_index)
             return image
         except BadSample as bad:
             raise UserError(
@@ -301,6 +288,11 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         return name
 
     # Methods that subclasses use
+
+    @property
+    def row_loaders(self) -> RowLoaders:
+        """The loaders of the rows; a subclass that reads rows in another way returns those of a subclass."""
+        return RowLoaders(self)
 
     @property
     def eval_batch_size(self) -> int:
@@ -340,60 +332,39 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
             raise UserError(f"Expected an open {split} split, got none: set data.{split}, and call setup() first.")
         return self._rows[split]
 
-    def _epoch_rows(self) -> int:
-        return len(self.epoch_mix(self._opened("train")))
-
     def _can_predict(self) -> tuple[bool, str]:
         """Return whether there is other input than images to predict, and the name of its option in messages."""
         return False, ""
 
-    def _keeps_workers(self, rows: Any) -> bool:
-        """Return whether one inner loader is used for all passes over the training rows."""
-        return True
-
-    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        replicas, rank = self.replicas()
-        mix = self.epoch_mix(rows)
-        sampler = TrainingBatchSampler(mix, self.batch_size, self.run_seed, rank, replicas, position)
-        persistent = self.persistent_workers and self.num_workers > 0
-        options: dict[str, Any] = {"batch_sampler": sampler, "persistent_workers": persistent}
-        return self._inner(self.training_set(rows), self.training_collate(), **options)
-
     def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
         """Return a loader of the items of an evaluation, all of them or those of `limit_eval_rows`."""
-        rows = self._opened(split)
-        items = self.evaluation_items(rows)
-        replicas, rank = self.replicas()
-        places = self._limited(split, rows, len(items)) if limited else np.arange(len(items))
-        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
-        batches: list[list[int]] = [places[share].tolist() for share in shares]
+        return self.registered(self.row_loaders.evaluation_loader(self._opened(split), split, limited))
 
-        def make(batch_sampler: Any = batches) -> DataLoader[Any]:
-            dataset = self.evaluation_set(rows, items, split)
-            return self._inner(dataset, self.evaluation_collate(), batch_sampler=batch_sampler)
-
-        account, alone = self.account(split), replicas == 1
-        if split == "predict":
-            return self._remember(PredictionLoader(batches, make, account, skip_empty=alone))
-        return self._remember(BatchLoader(make, len(batches), account, keep=False, skip_empty=alone))
-
-    def _limited(self, split: Split, rows: Any, length: int) -> np.ndarray:
+    def limited_items(self, split: Split, rows: Any, length: int) -> np.ndarray:
         """Return the items of `limit_eval_rows`, int64 [n]; warn if their labels are unlike those of the split."""
         labels = self.evaluation_labels(rows)
-        places = drawn_evenly(length, self.limit_eval_rows, labels)
-        if len(places) < length:
-            rank_zero_info(f"The {split} reads {len(places)} of {length} items (data.limit_eval_rows).")
+        items = drawn_evenly(length, self.limit_eval_rows, labels)
+        if len(items) < length:
+            rank_zero_info(f"The {split} reads {len(items)} of {length} items (data.limit_eval_rows).")
         option = {"validation": "limit_val_batches", "test": "limit_test_batches"}[split]
         limit = getattr(self.trainer, option, 1.0)
         if labels is not None and limit and not getattr(self.trainer, "fast_dev_run", False):
-            read = evaluated_items(len(places), self.eval_batch_size, self.replicas()[0], limit)
+            read = evaluated_items(len(items), self.eval_batch_size, self.replicas()[0], limit)
             names: Sequence[str] | None = getattr(self, "class_names", None)
-            found = remark_on_labels(np.asarray(labels, np.int64), places[read], split, names, f"trainer.{option}")
-            if found is not None:
-                rank_zero_warn(found)
-        return places
+            remark = remark_on_labels(np.asarray(labels, np.int64), items[read], split, names, f"trainer.{option}")
+            if remark is not None:
+                rank_zero_warn(remark)
+        return items
 
-    def _inner(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
+    def torch_loader(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
+        """Return torch's loader of a dataset.
+
+        Args:
+            dataset: the dataset.
+            collate: function that collates outcomes to a batch.
+            workers: number of workers; None for `num_workers`.
+            **options: of `torch.utils.data.DataLoader`.
+        """
         workers = self.num_workers if workers is None else workers
         if hasattr(dataset, "decoder"):
             dataset.decoder = self.decoder
@@ -406,7 +377,84 @@ class SampledDataModule(CheckedArguments, CheckedLoading, pl.LightningDataModule
         """Return a batch as its loader yields it."""
         return batch
 
-    def _remember(self, loader: BatchLoader) -> BatchLoader:
+    def registered(self, loader: BatchLoader) -> BatchLoader:
+        """Return a loader whose batches `read_batch` gets, and whose workers stop at the teardown."""
         loader.finish = partial(self.read_batch, training=loader.account.split == "train")
         self._loaders.add(loader)
         return loader
+
+
+class RowLoaders:
+    """Loaders of rows in random access, whose order is a function of (seed, epoch).
+
+    Args:
+        data: the datamodule.
+    """
+
+    keeps_workers = True
+    """Whether one inner loader, with its workers, is used for all passes over the training rows."""
+
+    def __init__(self, data: SampledDataModule) -> None:
+        self.data = data
+
+    def epoch_rows(self, rows: Any) -> int:
+        """Return the number of training rows in an epoch, over all processes."""
+        return len(self.data.epoch_mix(rows))
+
+    def stream_settings(self, rows: Any) -> dict[str, Any]:
+        """Return by name what decides which loader worker reads which row of a stream; empty for random access."""
+        return {}
+
+    def check_random_access(self, split: Split, what: str) -> None:
+        """Check that the rows of a split can be read by position.
+
+        Args:
+            split: the split.
+            what: what is read of the rows, for the message.
+
+        Raises:
+            UserError: If they cannot.
+        """
+
+    def training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
+        """Return torch's loader of training batches.
+
+        Args:
+            rows: rows of the training split.
+            length: number of batches in a full epoch.
+            position: start of a pass.
+        """
+        data = self.data
+        replicas, rank = data.replicas()
+        sampler = TrainingBatchSampler(data.epoch_mix(rows), data.batch_size, data.run_seed, rank, replicas, position)
+        return data.torch_loader(
+            data.training_set(rows),
+            data.training_collate(),
+            batch_sampler=sampler,
+            persistent_workers=data.persistent_workers and data.num_workers > 0,
+        )
+
+    def evaluation_loader(self, rows: Any, split: Split, limited: bool) -> BatchLoader:
+        """Return the loader of an evaluation.
+
+        Args:
+            rows: rows of the split.
+            split: the split.
+            limited: whether only the items of `limit_eval_rows` are read.
+        """
+        data = self.data
+        items = data.evaluation_items(rows)
+        replicas, rank = data.replicas()
+        positions = data.limited_items(split, rows, len(items)) if limited else np.arange(len(items))
+        shares = evaluation_batches(len(positions), data.eval_batch_size, rank, replicas)
+        batches: list[list[int]] = [positions[share].tolist() for share in shares]
+
+        def make(batch_sampler: Any = batches) -> DataLoader[Any]:
+            dataset = data.evaluation_set(rows, items, split)
+            return data.torch_loader(dataset, data.evaluation_collate(), batch_sampler=batch_sampler)
+
+        account = data.account(split)
+        skip_empty = replicas == 1
+        if split == "predict":
+            return PredictionLoader(batches, make, account, skip_empty=skip_empty)
+        return BatchLoader(make, len(batches), account, keep=False, skip_empty=skip_empty)

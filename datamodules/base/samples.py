@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -63,6 +64,7 @@ class SeededSet(Dataset[Outcome]):
             return [self[key] for key in keys]
 
 
+@dataclass(eq=False)
 class TrainingSet(SeededSet):
     """Training samples, each with its own random numbers in each epoch; unusable rows are replaced.
 
@@ -74,10 +76,9 @@ class TrainingSet(SeededSet):
         seed: the run's seed.
     """
 
-    def __init__(self, length: int, read: Reader, seed: int) -> None:
-        self.length = length
-        self.read = read
-        self.seed = seed
+    length: int
+    read: Reader
+    seed: int
 
     def __len__(self) -> int:
         return self.length
@@ -87,10 +88,10 @@ class TrainingSet(SeededSet):
         return self.read(item % self.length, sample_numbers(self.seed, epoch, item))
 
     def __getitem__(self, key: Key) -> Outcome:
-        epoch, first = key
+        epoch, planned = key
         faults: list[Fault] = []
         for attempt in range(ATTEMPTS):
-            item = substitute(self.seed, epoch, first, attempt, self.length) if attempt else first
+            item = substitute(self.seed, epoch, planned, attempt, self.length) if attempt else planned
             try:
                 sample = self.sample(epoch, item)
             except BadSample as bad:
@@ -100,11 +101,35 @@ class TrainingSet(SeededSet):
         return Outcome(None, ATTEMPTS, faults)
 
 
+@dataclass(eq=False)
+class EvaluationRows(SeededSet):
+    """Rows of an evaluation split, one sample each; unusable rows are skipped, never replaced.
+
+    Args:
+        length: number of rows.
+        read: reader of samples, without randomness in its transform.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    """
+
+    length: int
+    read: Reader
+    seed: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, row: int) -> Outcome:
+        try:
+            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
+        except BadSample as bad:
+            return Outcome(None, 1, [bad.fault])
+
+
 def usable_samples(outcomes: Sequence[Outcome]) -> tuple[list[Any], int, list[Fault]]:
     """Return the usable samples of a batch, the number of samples that were read, and the faults."""
     samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
     faults = [fault for outcome in outcomes for fault in outcome.faults]
-    return samples, sum(outcome.seen for outcome in outcomes), faults
+    return samples, sum(outcome.num_read for outcome in outcomes), faults
 
 
 def stacked(images: list[torch.Tensor]) -> torch.Tensor:
@@ -112,3 +137,8 @@ def stacked(images: list[torch.Tensor]) -> torch.Tensor:
     # Not torch.stack: in a worker, default_collate stacks into shared memory and so saves a copy.
     batch: torch.Tensor = default_collate(images)
     return batch
+
+
+def empty_images(transform: Transform) -> torch.Tensor:
+    """Return an empty batch [0, 3, H, W] with the image size of a transform."""
+    return transform(Image.new("RGB", (32, 32)))[None][:0]

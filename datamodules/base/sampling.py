@@ -11,12 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import get_worker_info
 
 from ...common.errors import UserError
@@ -141,7 +144,8 @@ class TrainingPosition:
         # Not the loader's length, since `limit_train_batches` shortens epochs.
         limit = trainer.num_training_batches
         per_epoch = self._length if math.isinf(limit) else max(1, int(limit))
-        total, current = progress.total.ready, progress.current.ready
+        total = progress.total.ready
+        current = progress.current.ready
         if (total - current) % per_epoch == 0:
             return divmod(total, per_epoch)
         # An earlier epoch ended early (`on_train_batch_start` returned -1); the next one started at its first batch.
@@ -182,6 +186,46 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
     return rows // (batch_size * replicas)
 
 
+def compare_order(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Compare what the order of samples depends on in the run of a checkpoint and in this run; warn of a difference.
+
+    Args:
+        then: `SampledDataModule.state_dict` of the checkpoint.
+        now: that of this run.
+
+    Returns:
+        What differs, in clauses, if the number of processes differs: it is then reported with all that this changes.
+
+    Raises:
+        UserError: If a stream would be divided in another way, and so read some rows twice and others never.
+    """
+    differing = [
+        f"{name} {value} instead of {then['stream'][name]}"
+        for name, value in now["stream"].items()
+        if then["stream"].get(name, value) != value
+    ]
+    if differing:
+        raise UserError(
+            f"Expected a stream that is divided as in the run of the checkpoint, got {', '.join(differing)}, with "
+            "which some rows would be read twice and others never: set what differs as it was, or start anew."
+        )
+    sizes_then = then["global_batch_size"], then["rows"]
+    sizes_now = now["global_batch_size"], now["rows"]
+    if sizes_now == sizes_then:
+        return []
+    if then["processes"] != now["processes"]:
+        return [
+            f"a global batch has {sizes_now[0]} of {sizes_now[1]} training rows, not {sizes_then[0]} of "
+            f"{sizes_then[1]} (set data.global_batch_size)"
+        ]
+    rank_zero_warn(
+        f"The run of the checkpoint had a global batch of {sizes_then[0]} from {sizes_then[1]} training rows, this "
+        f"run has {sizes_now[0]} from {sizes_now[1]}: the order of samples does not continue exactly."
+    )
+    return []
+
+
+@dataclass(eq=False)
 class TrainingBatchSampler:
     """Batch sampler of `(epoch, item)` keys for this process; incomplete global batches are dropped.
 
@@ -194,15 +238,12 @@ class TrainingBatchSampler:
         position: start of a pass.
     """
 
-    def __init__(
-        self, mix: Mix, batch_size: int, seed: int, rank: int, world_size: int, position: TrainingPosition
-    ) -> None:
-        self.mix = mix
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.position = position
+    mix: Mix
+    batch_size: int
+    seed: int
+    rank: int
+    world_size: int
+    position: TrainingPosition
 
     def __len__(self) -> int:
         """Return the number of batches in a full epoch, even if the next pass starts later."""
@@ -240,4 +281,4 @@ def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int)
         )
     count = min(math.ceil(math.ceil(length / world_size) / batch_size), length // world_size)
     mine = np.array_split(np.arange(length), world_size)[rank]
-    return [part.tolist() for part in np.array_split(mine, count)]
+    return [batch.tolist() for batch in np.array_split(mine, count)]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -13,6 +17,7 @@ from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
 from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
+from ..text.captions import usable_caption
 from ..text.clip import CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
 from ..text.tokenizers import (
     Encoder,
@@ -20,21 +25,78 @@ from ..text.tokenizers import (
     tokenizer_digest,
     train_wordpiece,
 )
+from ..transforms.clip import pair_eval_transform
 from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
-from .faults import Account
+from .faults import Account, Collated
 from .images import ImageTransforms
 from .loaders import BatchLoader, PredictionLoader
-from .pair_samples import TextCollate
-from .predict_texts import PredictTexts
 from .sampled import SampledDataModule
 from .sampling import evaluation_batches
 from .stages import splits_of
+from .text_files import read_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-
 log = logging.getLogger(__name__)
+
+
+class PredictTexts:
+    """Texts for prediction, from a list or a text file with one text per line.
+
+    Args:
+        given: the list, or the path of the file; None for no texts.
+        clean: whether to apply ALBEF's caption cleaning.
+        max_words: number of words that the cleaning keeps.
+    """
+
+    def __init__(self, given: str | list[str] | None, clean: bool, max_words: int) -> None:
+        self.given = given
+        self.clean = clean
+        self.max_words = max_words
+
+    @cached_property
+    def all(self) -> list[str]:
+        """All texts; empty texts are in no batch."""
+        return read_texts(self.given) if isinstance(self.given, str) else list(self.given or ())
+
+    def usable(self) -> dict[int, tuple[int, str]]:
+        """Return the texts that are not empty, as pairs of index and text by index."""
+        return {pair[0]: pair for pair in enumerate(self.all) if usable_caption(pair[1], self.clean, self.max_words)}
+
+    def check(self) -> None:
+        """Check that at least one text is not empty, and log the number of empty texts.
+
+        Raises:
+            UserError: If texts were given, and all of them are empty.
+        """
+        if self.given is None:
+            return
+        total = len(self.all)
+        usable = len(self.usable())
+        if not usable:
+            origin = f" in {self.given!r}" if isinstance(self.given, str) else ""
+            raise UserError(
+                f"Expected at least one text that is not empty, got {total} empty texts{origin}: set "
+                "data.predict_texts to a text file with one text per line, or to a list of texts."
+            )
+        if usable < total:
+            rank_zero_info(f"{total - usable} of the {total} texts to predict are empty and skipped.")
+
+
+@dataclass
+class TextCollate:
+    """Build batches of texts: `input_ids`, `attention_mask`, and `text_index` [T], the index of each text."""
+
+    encoder: Encoder
+
+    def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
+        """Encode pairs of an index and a text."""
+        batch = {
+            **self.encoder([text for _, text in texts]),
+            "text_index": torch.tensor([index for index, _ in texts]),
+        }
+        return Collated(batch, len(texts), [])
 
 
 class TextDataModule(ImageTransforms, SampledDataModule):
@@ -57,10 +119,13 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
         train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
-        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+
+    default_image_size: ClassVar[int | None] = None
+    """Side of the images without an argument and without trained weights."""
+    _image_size: int | None = None
 
     def __init__(
         self,
@@ -91,6 +156,28 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         self._tokenizer: PreTrainedTokenizerFast | CLIPTokenizer | None = None
         self._trained: str | None = None
         self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images, pixels: that of the argument, else what trained weights expect, else the default.
+
+        Raises:
+            AttributeError: If there is none of them.
+        """
+        size: int | None = (
+            self._image_size or self.expected_preprocessing().get("image_size") or self.default_image_size
+        )
+        if size is None:
+            raise AttributeError(f"{type(self).__name__} sets no image_size")
+        return size
+
+    @image_size.setter
+    def image_size(self, size: int | None) -> None:
+        self._image_size = size
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform that trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     # Lightning's hooks
 
@@ -206,16 +293,16 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     def _text_loader(self) -> BatchLoader:
         texts = self._texts.usable()
-        places = list(texts)
+        numbers = list(texts)
         replicas, rank = self.replicas()
-        shares = evaluation_batches(len(places), self.eval_batch_size, rank, replicas)
-        batches = [[places[item] for item in share] for share in shares]
+        shares = evaluation_batches(len(numbers), self.eval_batch_size, rank, replicas)
+        batches = [[numbers[item] for item in share] for share in shares]
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
             # No workers, since no images are decoded.
-            return self._inner(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
+            return self.torch_loader(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
         account = Account(
             "predict", self.max_bad_share
         )  # separate, so that texts do not lower the share of unusable images
-        return self._remember(PredictionLoader(batches, make, account, skip_empty=False))
+        return self.registered(PredictionLoader(batches, make, account, skip_empty=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from ...common.ranges import COUNT, NOT_NEGATIVE, SEED
 from ..base.sampling import generator
 from ..base.stages import Split
-from ..labels.base import LabelDataModule
+from ..labels.datamodule import LabelDataModule
 from .shapes import COLORS, GREY, OVERSAMPLING, SHAPES, draw_shape
 
 CLASSES = [f"{color} {shape}" for color in COLORS for shape in SHAPES]
@@ -90,6 +90,8 @@ class ShapeClassesDataModule(LabelDataModule):
         num_workers: loader workers per process.
         **options: see `LabelDataModule`.
     """
+
+    decided_arguments: ClassVar[tuple[str, ...]] = ("preset",)
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Datamodule of generated colored shapes with captions, for a first run without a download."""
+"""Generated colored shapes with captions, for a first run without a download."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ from torch import nn
 
 from ...common.ranges import COUNT, POSITIVE_SHARE, SEED
 from ..base.stages import Split
-from ..pairs.base import PairDataModule
+from ..base.texts import TextDataModule
+from ..pairs.datamodule import PairDataModule
 from ..transforms.clip import pair_eval_transform, pair_train_transform
 from .shapes import ShapesTable
 
 
-class ShapesDataModule(PairDataModule):
-    """Two colored shapes and their spatial relation: a fixture for trials, not a benchmark.
-
-    A caption reads "a large red circle to the left of a small blue square": 80 objects (2 sizes, 8 colors, 5 shapes),
-    3160 pairs of different objects, 4 relations, 12,640 captions in all, one per image. Validation and test show pairs
-    of objects that occur in no other split; every single object occurs in training. An image is a function of
-    (`data_seed`, split, index) only.
+class DrawnShapes(TextDataModule):
+    """Arguments and transforms of the datamodules of drawn shapes; a base class before that of the task.
 
     Args:
-        length: number of training images in an epoch.
-        eval_length: number of images in the validation split, and in the test split, each with a different caption.
+        length: number of training rows in an epoch; of questions, number of images.
+        eval_length: number of rows in the validation split, and in the test split; of questions, number of images. Of
+            captions and phrases, each image shows another pair of objects.
         data_seed: seed of the content of the images. Separate from `seed`, so that runs with different seeds have the
             same test split.
         image_size: side of the images, pixels.
         min_crop: smallest share of the image's area in a training crop; low values crop objects.
-        rand_augment: whether to apply ALBEF's RandAugment in training. Off by default: a translation or a changed color
-            can make the caption wrong.
-        batch_size: training images per process and batch.
+        batch_size: training rows per process and batch.
         num_workers: loader workers per process.
         vocab_size: largest number of tokenizer entries. The captions need about 250, of which 104 are reserved.
-        **options: see `PairDataModule`. Prediction reads the images of the test split.
+        **options: see the base class of the task. Prediction reads the images of the test split.
     """
+
+    rand_augment = False
 
     def __init__(
         self,
@@ -43,7 +40,6 @@ class ShapesDataModule(PairDataModule):
         data_seed: Annotated[int, SEED] = 0,
         image_size: Annotated[int, COUNT] = 64,
         min_crop: Annotated[float, POSITIVE_SHARE] = 0.9,
-        rand_augment: bool = False,
         batch_size: int = 128,
         num_workers: int = 0,
         vocab_size: int = 320,
@@ -55,18 +51,46 @@ class ShapesDataModule(PairDataModule):
         self.data_seed = data_seed
         self.image_size = image_size
         self.min_crop = min_crop
-        self.rand_augment = rand_augment
+
+    @property
+    def content(self) -> tuple[int, int, int, int]:
+        """Number of training and of evaluation images, their side in pixels, and the seed of their content."""
+        return self.length, self.eval_length, self.image_size, self.data_seed
 
     def default_train_transform(self) -> nn.Module:
         """Return a crop and optionally RandAugment, with the normalization that trained weights expect."""
-        crop = {"scale": (self.min_crop, 1.0), "ratio": (1.0, 1.0), "horizontal_flip": 0.0}
-        expected = self.expected_preprocessing()
-        return pair_train_transform(self.image_size, expected, rand_augment=self.rand_augment, **crop)
+        return pair_train_transform(
+            self.image_size,
+            self.expected_preprocessing(),
+            scale=(self.min_crop, 1.0),
+            ratio=(1.0, 1.0),
+            horizontal_flip=0.0,
+            rand_augment=self.rand_augment,
+        )
 
     def default_eval_transform(self) -> nn.Module:
         """Return the transform that trained weights expect, else ALBEF's."""
         return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
+
+class ShapesDataModule(DrawnShapes, PairDataModule):
+    """Two colored shapes and their spatial relation: a fixture for trials, not a benchmark.
+
+    A caption reads "a large red circle to the left of a small blue square": 80 objects (2 sizes, 8 colors, 5 shapes),
+    3160 pairs of different objects, 4 relations, 12,640 captions in all, one per image. Validation and test show pairs
+    of objects that occur in no other split; every single object occurs in training. An image is a function of
+    (`data_seed`, split, index) only.
+
+    Args:
+        rand_augment: whether to apply ALBEF's RandAugment in training. Off by default: a translation or a changed color
+            can make the caption wrong.
+        **options: see `DrawnShapes` and `PairDataModule`.
+    """
+
+    def __init__(self, rand_augment: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.rand_augment = rand_augment
+
     def open_split(self, split: Split) -> ShapesTable:
         """Open the images of a split; `predict` is the test split."""
-        return ShapesTable(split, self.length, self.eval_length, self.image_size, self.data_seed)
+        return ShapesTable(split, *self.content)

@@ -18,7 +18,7 @@ from ..base.sampling import seeded, view_seed
 from ..base.stages import Split
 from ..reading.cache import index_cache
 from ..reading.shards import Shards, find_shards
-from ..reinforced.base import ReinforcedDataModule
+from ..reinforced.datamodule import ReinforcedDataModule
 from ..reinforced.rows import ReinforcedTable
 from ..reinforced.writer import ReinforcedRecord, write_shard
 from ..transforms.replay import AugmentationDraw
@@ -34,14 +34,14 @@ _INVERSE = {
     "above": "below",
     "below": "above",
 }
-_FORMAT = 1
 
 
 def captions_with_facts(scene: Scene) -> dict[str, list[str]]:
     """Return the captions of a scene, each with the facts that it states; the first caption states all facts."""
-    one, other = (_facts(thing, place) for thing, place in ((scene.first, "first"), (scene.second, "second")))
-    relation = [f"relation {scene.relation}", f"first {scene.first.shape} {scene.relation}"]
-    first, second = scene.first, scene.second
+    first, second, _ = scene
+    one = _facts(first, "first")
+    other = _facts(second, "second")
+    relation = [f"relation {scene.relation}", f"first {first.shape} {scene.relation}"]
     return {
         str(scene): [*one, *other, *relation],
         f"{second} {_INVERSE[scene.relation]} {first}": [*one, *other, *relation],
@@ -56,13 +56,13 @@ def captions_with_facts(scene: Scene) -> dict[str, list[str]]:
     }
 
 
-def _facts(thing: Thing, place: str) -> list[str]:
+def _facts(thing: Thing, role: str) -> list[str]:
     return [
-        f"{place} {thing.color}",
-        f"{place} {thing.shape}",
-        f"{place} {thing.color} {thing.shape}",
-        f"{place} {thing.size}",
-        f"{place} {thing}",
+        f"{role} {thing.color}",
+        f"{role} {thing.shape}",
+        f"{role} {thing.color} {thing.shape}",
+        f"{role} {thing.size}",
+        f"{role} {thing}",
     ]
 
 
@@ -103,8 +103,10 @@ def reinforced_scene(
     table: ShapesTable, row: int, draw: AugmentationDraw, augmentations: int, teachers: list[OracleTeacher], seed: int
 ) -> ReinforcedRecord:
     """Return a scene with its augmentations, captions and embeddings."""
-    image, captions = table.image(row), captions_with_facts(table.scene(row))
-    texts, facts = list(captions), list(captions.values())
+    image = table.image(row)
+    captions = captions_with_facts(table.scene(row))
+    texts = list(captions)
+    facts = list(captions.values())
     with seeded(view_seed(seed, row + 1)):
         drawn = [draw(image.height, image.width) for _ in range(augmentations)]
         blurs = [[torch.randn(teacher.width) for teacher in teachers] for _ in drawn]
@@ -170,19 +172,19 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         self.eval_length = eval_length
         self.data_seed = data_seed
         self.augmentations = augmentations
-        digest = hashlib.sha256(f"{_FORMAT, length, eval_length, data_seed, augmentations, image_size}".encode())
+        digest = hashlib.sha256(f"{length, eval_length, data_seed, augmentations, image_size}".encode())
         self.folder = Path(os.path.abspath(os.path.expanduser(folder))) / digest.hexdigest()[:12]
 
     def prepare_data(self) -> None:
         """Write the shards, once per node."""
         if "train" not in self.splits_to_prepare() or self.folder.is_dir():
             return
-        with replacing(
-            self.folder, keep_existing=True
-        ) as staged:  # another node may have written the folder on a shared file system
+        # Another node may have written the folder on a shared file system.
+        with replacing(self.folder, keep_existing=True) as staged:
             staged.mkdir()
-            for number, first in enumerate(range(0, self.length, SHARD_ROWS)):
-                write_shard(staged / f"{number:08d}.tar", self._records(first, min(first + SHARD_ROWS, self.length)))
+            for number, start in enumerate(range(0, self.length, SHARD_ROWS)):
+                stop = min(start + SHARD_ROWS, self.length)
+                write_shard(staged / f"{number:08d}.tar", self._records(start, stop))
 
     def _records(self, start: int, stop: int) -> Iterator[ReinforcedRecord]:
         table = self._table("train")
@@ -197,7 +199,7 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
             return self._table(split)
         shards = Shards(find_shards([str(self.folder)]), index_cache(str(self.folder)))
         rows = ReinforcedTable(shards, None, "syn_text", "refuse", MAX_PIXELS)
-        rows.check(split, self.training_reader(rows))
+        self.check_rows(rows, split)
         return rows
 
     def _table(self, split: Split) -> ShapesTable:

@@ -1,18 +1,16 @@
-"""Rows of generated images of two colored shapes, with captions."""
+"""Scenes of two colored shapes: their content, their captions, and how they are drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from ...common.errors import UserError
 from ..base.sampling import generator
-
-if TYPE_CHECKING:
-    from ..base.stages import Split
+from ..base.stages import Split
 
 SIZES = {"small": 0.095, "large": 0.17}  # radius as a share of the image's side
 COLORS = {
@@ -101,9 +99,9 @@ class ShapesTable:
         self._evaluates = split != "train"
         self._image_size = image_size
         self._seed = seed
-        first = {_VALIDATION: 0, _TEST: eval_length, _TRAIN: 2 * eval_length}[self._stream]
-        last = len(PAIRS) if self._stream == _TRAIN else first + eval_length
-        self._pairs = generator(_COMBINATIONS, seed).permutation(len(PAIRS))[first:last]
+        start = {_VALIDATION: 0, _TEST: eval_length, _TRAIN: 2 * eval_length}[self._stream]
+        stop = len(PAIRS) if self._stream == _TRAIN else start + eval_length
+        self._pairs = generator(_COMBINATIONS, seed).permutation(len(PAIRS))[start:stop]
 
     def __len__(self) -> int:
         return self._length
@@ -157,29 +155,30 @@ def draw(scene: Scene, image_size: int, draws: np.random.Generator) -> Image.Ima
     grey = round(GREY + 16 * jitter[0])
     image = Image.new("RGB", (side, side), (grey, grey, grey))
     canvas = ImageDraw.Draw(image)
-    for number, (thing, (x, y, radius)) in enumerate(zip(scene[:2], places(scene, jitter), strict=True)):
+    for number, (thing, (x, y, radius)) in enumerate(zip(scene[:2], positions(scene, jitter), strict=True)):
         shade = 10 * jitter[7 + 3 * number : 10 + 3 * number]
         color = tuple(int(value) for value in np.clip(np.add(COLORS[thing.color], shade), 0, 255))
         draw_shape(canvas, thing.shape, x * side, y * side, radius * side, color)
     return image.reduce(OVERSAMPLING)
 
 
-def places(scene: Scene, jitter: np.ndarray) -> list[tuple[float, float, float]]:
+def positions(scene: Scene, jitter: np.ndarray) -> list[tuple[float, float, float]]:
     """Return the center (x, y) and the radius of both objects as shares of the image's side.
 
     Args:
         scene: the scene.
         jitter: the first `JITTER` draws of the image, from -1 to 1.
     """
-    near, far = 0.27 + 0.025 * jitter[1], 0.73 + 0.025 * jitter[2]
+    near = 0.27 + 0.025 * jitter[1]
+    far = 0.73 + 0.025 * jitter[2]
     across = 0.5 + 0.1 * jitter[3:5]
     along = (near, far) if scene.relation in ("to the left of", "above") else (far, near)
     sideways = scene.relation in ("to the left of", "to the right of")
-    found = []
+    circles = []
     for number, thing in enumerate((scene.first, scene.second)):
-        place = (along[number], across[number]) if sideways else (across[number], along[number])
-        found.append((*place, SIZES[thing.size] * (1 + 0.06 * jitter[5 + number])))
-    return found
+        center = (along[number], across[number]) if sideways else (across[number], along[number])
+        circles.append((*center, SIZES[thing.size] * (1 + 0.06 * jitter[5 + number])))
+    return circles
 
 
 def draw_shape(

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from torch import nn
 
 from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample, Fault
-from ..base.mixing import Mix
 from ..base.stages import Split
-from ..pairs.base import PairDataModule
+from ..pairs.datamodule import PairDataModule
 from ..pairs.rows import CaptionRows
-from ..reading.open import Opening
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.layout import Layout
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.table import PairTable
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.clip import pair_train_transform
 from .rows import BoxRows, Refer, read_columns, read_proposals
 from .samples import GroundingBatches, check_boxes
 
@@ -47,8 +47,9 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         rand_augment: whether to apply ALBEF's RandAugment in training. Images are resized, never cropped.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `PairDataModule`.
     """
+
+    default_image_size: ClassVar[int | None] = 256
 
     def __init__(
         self,
@@ -69,19 +70,16 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.refer, self.proposals = refer, proposals
-        self.horizontal_flip, self.rand_augment = horizontal_flip, rand_augment
-        self._image_size = image_size
+        self.refer = refer
+        self.proposals = proposals
+        self.horizontal_flip = horizontal_flip
+        self.rand_augment = rand_augment
+        self.image_size = image_size
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, text_column, None, cache_dir),
             max_pixels,
         )
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
         """Return ALBEF's training transform with a resize to a square instead of the crop."""
@@ -89,14 +87,9 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         options = {"horizontal_flip": flip, "rand_augment": self.rand_augment, "scale": None}
         return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self.pairs.open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return self.pairs.open(split)
 
     def open_split(self, split: Split) -> CaptionRows[PairTable] | BoxRows | None:
         """Open and check the rows of a split.
@@ -124,7 +117,3 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
 
         images.check_rows(split, "texts with boxes", "check the columns, data.refer and data.proposals", unusable)
         return rows
-
-    def training_mix(self, rows: CaptionRows[PairTable]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix

@@ -37,18 +37,19 @@ class Refer:
 
     def __init__(self, folder: str, split_by: str = "unc") -> None:
         path = Path(folder).expanduser()
-        refs, instances = path / f"refs({split_by}).p", path / "instances.json"
+        refs = path / f"refs({split_by}).p"
+        instances = path / "instances.json"
         for file in (refs, instances):
             if not file.is_file():
                 raise UserError(f"Expected RefCOCO's file {str(file)!r}, got none: correct data.refer.")
         try:
             with refs.open("rb") as pickled:
                 listed = _PlainUnpickler(pickled, encoding="latin1").load()
-            found = parse_json(instances.read_text(encoding=ENCODING), instances)
+            annotations = parse_json(instances.read_text(encoding=ENCODING), instances)
             self.refs = {int(ref["ref_id"]): ref for ref in listed}
-            self.boxes: dict[int, Box] = {int(each["id"]): each["bbox"] for each in found["annotations"]}
+            self.boxes: dict[int, Box] = {int(each["id"]): each["bbox"] for each in annotations["annotations"]}
             self.of_image: dict[int, list[Box]] = {}
-            for each in found["annotations"]:
+            for each in annotations["annotations"]:
                 self.of_image.setdefault(int(each["image_id"]), []).append(each["bbox"])
         except (pickle.UnpicklingError, EOFError, *ROW_ERRORS) as error:
             raise UserError(
@@ -81,13 +82,13 @@ def read_proposals(file: str) -> dict[str, Any]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise UserError(f"Expected a file of boxes by image, got none {file!r}: correct data.proposals.")
-    found = parse_json(path.read_text(encoding=ENCODING), path)
-    if not isinstance(found, dict):
+    proposals = parse_json(path.read_text(encoding=ENCODING), path)
+    if not isinstance(proposals, dict):
         raise UserError(
-            f"Expected an object with a list of boxes for each image in {file!r}, got a {type(found).__name__}: "
+            f"Expected an object with a list of boxes for each image in {file!r}, got a {type(proposals).__name__}: "
             "convert it."
         )
-    return found
+    return proposals
 
 
 def first_four(boxes: Any, name: str) -> list[Box]:
@@ -122,11 +123,14 @@ class BoxRows(CaptionRows[PairTable]):
         super().__init__(images)
         if len(columns) != len(images):
             raise ValueError(f"Expected boxes of {len(images)} rows, got {len(columns)}: read the same files.")
-        self.columns, self.refer, self.proposals = columns, refer, proposals
+        self.columns = columns
+        self.refer = refer
+        self.proposals = proposals
 
     def target(self, row: int) -> Target:
         """Return the boxes of a row; raises `BadSample`."""
-        name, values = self.name(row), self.columns[self.image_row(row)]
+        name = self.name(row)
+        values = self.columns[self.image_row(row)]
         if self.refer is not None:
             try:
                 ref_id = int(values["ref_id"])

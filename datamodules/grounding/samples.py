@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.pair_samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
 from ..base.samples import Transform, usable_samples
 from ..base.stages import Split
+from ..pairs.samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
+from ..text.tokenizers import Encoder
 from ..transforms.normalize import in_pixels
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
 
 Box = Sequence[float]
 """x, y, width and height in pixels, from the upper left corner of the image."""
@@ -50,7 +48,7 @@ class GroundingRows(PairRows, Protocol):
 
 
 class GroundingSample(NamedTuple):
-    """A usable image with a text: its sample of `pair_samples`, its boxes, and its size in pixels."""
+    """A usable image with a text: its `pairs.samples.Sample`, its boxes, and its size in pixels."""
 
     pair: Any
     target: Target
@@ -104,9 +102,12 @@ class GroundingEvaluationSet(EvaluationSet):
         self.needs_right = needs_right
 
     def __getitem__(self, row: int) -> Outcome:
-        name, sizes = self.table.name(row), list[tuple[int, int]]()
+        name = self.table.name(row)
+        sizes: list[tuple[int, int]] = []
         try:
-            target, texts, image_id = self.table.target(row), self.table.captions(row), self.table.image_id(row)
+            target = self.table.target(row)
+            texts = self.table.captions(row)
+            image_id = self.table.image_id(row)
         except BadSample as bad:
             return Outcome(None, 1, [bad.fault])
 
@@ -135,7 +136,7 @@ class GroundingCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, and encode the texts."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         pairs = EvaluationCollate(self.encoder, self.transform)([Outcome(sample.pair) for sample in samples])
         targets = [sample.target for sample in samples]
         unknown = [math.nan] * 4
@@ -148,7 +149,7 @@ class GroundingCollate:
             "ref_id": torch.tensor([target.ref_id for target in targets], dtype=torch.long),
             "part": [target.part for target in targets],
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
 
 class GroundingBatches:

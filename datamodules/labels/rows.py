@@ -121,29 +121,29 @@ class LabelTable(ImageTable):
         Raises:
             UserError: If a label is not a class. (A row without a label is a bad row.)
         """
-        place = {name: number for number, name in enumerate(classes or ())}
+        index_of = {name: index for index, name in enumerate(classes or ())}
         numbers = np.empty(len(self.raw_labels), dtype=np.int64)
         for row, label in enumerate(self.raw_labels):
             if label is None:
                 numbers[row] = -1
                 continue
-            number = place.get(label, -1) if isinstance(label, str) else label
+            number = index_of.get(label, -1) if isinstance(label, str) else label
             if not 0 <= number < num_classes:
-                raise UserError(self._out_of_range(row, label, list(place), num_classes, split))
+                raise UserError(self._out_of_range(row, label, list(index_of), num_classes, split))
             numbers[row] = number
         self._class_indices = numbers
 
     def _out_of_range(self, row: int, label: Label, names: list[str], num_classes: int, split: str) -> str:
-        found = f"got {label!r} in {self.name(row)} ({split} split)"
+        given = f"got {label!r} in {self.name(row)} ({split} split)"
         if isinstance(label, str):
             near = nearest(label, names, 1)
             hint = f", of which {near[0]!r} is the nearest" if near else ""
             return (
-                f"Expected a label among the {num_classes} classes{hint}, {found}: correct the label, or set "
+                f"Expected a label among the {num_classes} classes{hint}, {given}: correct the label, or set "
                 "data.class_names."
             )
         return (
-            f"Expected a label from 0 to {num_classes - 1}, {found}: correct the labels, or set data.num_classes to "
+            f"Expected a label from 0 to {num_classes - 1}, {given}: correct the labels, or set data.num_classes to "
             "the number of classes."
         )
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
-from ..base.sampling import sample_numbers, seeded, view_seed
+from ..base.samples import Rows, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import seeded, view_seed
 
 
 class LabelledRows(Rows, Protocol):
@@ -75,30 +75,6 @@ def _copied(image: Image.Image | None) -> Image.Image:
     return image.copy()
 
 
-class LabelledEvaluationSet(SeededSet):
-    """Images of an evaluation split; unusable images are skipped, never replaced.
-
-    Args:
-        rows: rows of the split.
-        transform: image to float [3, H, W], without randomness.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
-    """
-
-    def __init__(self, rows: LabelledRows, transform: Transform, seed: int) -> None:
-        self.rows = rows
-        self.read = LabelReader(rows, transform, views=1)
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, row: int) -> Outcome:
-        try:
-            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
-        except BadSample as bad:
-            return Outcome(None, 1, [bad.fault])
-
-
 @dataclass
 class LabelCollate:
     """Build batches: `sample_index` [B], `label` [B] if the split has labels, and [B, 3, H, W] for each view.
@@ -113,13 +89,13 @@ class LabelCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the views."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
-            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+            return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run
         batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
         if self.transform is not None and not samples:
-            batch = {name: self.transform(Image.new("RGB", (32, 32)))[None][:0] for name in self.views}
+            batch = {name: empty_images(self.transform) for name in self.views}
         if all(sample.label is not None for sample in samples):
             batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)

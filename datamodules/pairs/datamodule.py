@@ -2,29 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from PIL import Image
 from torch import nn
-from torch.utils.data import DataLoader
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.decode import MAX_PIXELS
-from ..base.loaders import BatchLoader
-from ..base.mixing import Mix
-from ..base.sampling import TrainingPosition
+from ..base.faults import Collated, Outcome
+from ..base.sampled import RowLoaders
+from ..base.samples import Reader
 from ..base.stages import Split
-from ..reading.open import Opening
+from ..base.texts import TextDataModule
+from ..reading.layout import Layout
+from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.resolve import Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
-from ..transforms.clip import pair_eval_transform, pair_train_transform
-from .base import PairDataModule
+from ..transforms.clip import pair_train_transform
+from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .stream_sets import StreamedEvaluationSet, StreamedTrainingSet
+from .samples import (
+    EvaluationCollate,
+    EvaluationSet,
+    PairReader,
+    PairRows,
+    TrainingCollate,
+)
+from .streams import StreamLoaders
+
+
+class PairDataModule(TextDataModule):
+    """Image-caption pairs, in batches of the project's contract (dicts of tensors).
+
+    Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
+    """
+
+    # Methods that the base class calls
+
+    def training_reader(self, rows: PairRows) -> Reader:
+        """Return a reader of an augmented image with one of its captions."""
+        return PairReader(rows, self.worker_transform(training=True), self.encoder())
+
+    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
+        """Return the usable captions of evaluated images as texts, in the order of the evaluation.
+
+        Args:
+            split: a split that is set up.
+            sample_index: indices of the images in the batches.
+
+        Raises:
+            UserError: If the split is not set up, or is streamed.
+        """
+        rows = self._opened(split)
+        self.row_loaders.check_random_access(split, "captions")
+        usable = self.encoder().usable
+        groups = {group[0]: group for group in rows.images()}
+        return [
+            [text for row in groups[index] for text in rows.captions(row) if usable(text)] for index in sample_index
+        ]
+
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Stack the images and encode their captions."""
+        return TrainingCollate(self.encoder())
+
+    def evaluation_items(self, rows: PairRows) -> list[list[int]]:
+        """Return the rows of each image."""
+        return rows.images()
+
+    def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
+        """Return a dataset of images with all of their captions."""
+        return EvaluationSet(
+            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
+        )
+
+    def evaluation_collate(self) -> EvaluationCollate:
+        """Stack the images and encode all of their captions."""
+        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
 
 
 class ImageTextDataModule(PairDataModule):
@@ -62,8 +118,9 @@ class ImageTextDataModule(PairDataModule):
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
-        **options: see `PairDataModule`.
     """
+
+    default_image_size: ClassVar[int | None] = 256
 
     def __init__(
         self,
@@ -88,45 +145,22 @@ class ImageTextDataModule(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if streaming and train is not None and samples_per_epoch is None:
-            raise UserError(
-                "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
-                "that make an epoch."
-            )
-        if streaming and train is not None and samples == "captions":
-            raise UserError(
-                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
-                "a source with five captions for each image a weight of 5."
-            )
-        if streaming and self.mixing_temperature != 1:
-            raise UserError(
-                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
-                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
-            )
-        if streaming and self.limit_eval_rows is not None:
-            raise UserError(
-                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
-                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
-            )
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
         self.augmentation = augmentation
         self.horizontal_flip = horizontal_flip
         self.samples = samples
-        self._image_size = image_size
         self.max_pixels = max_pixels
+        self.image_size = image_size
+        if streaming:
+            self._check_streaming(train is not None)
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
             max_pixels,
             streaming,
         )
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 256
 
     def default_train_transform(self) -> nn.Module:
         """Return the transform of `augmentation`, with the normalization that trained weights expect."""
@@ -135,15 +169,9 @@ class ImageTextDataModule(PairDataModule):
             options |= {"scale": (0.9, 1.0), "rand_augment": False}
         return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        if not self.streaming:
-            for split in self.splits_to_prepare():
-                self.pairs.open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split, and convert their files; none with `streaming`, which reads the files."""
+        return [] if self.streaming else self.pairs.open(split)
 
     def open_split(self, split: Split) -> PairTable | CaptionRows[PairTable] | Stream | None:
         """Open and check the rows of a split."""
@@ -152,90 +180,39 @@ class ImageTextDataModule(PairDataModule):
             return CaptionRows(rows)
         return rows
 
-    def training_mix(self, rows: PairTable | CaptionRows[PairTable]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
+    @property
+    def row_loaders(self) -> RowLoaders:
+        """The loaders of memory-mapped rows, or with `streaming` those of streams."""
+        if self.streaming:
+            return StreamLoaders(self, self.samples_per_epoch or 0, self.shuffle_block)
+        return RowLoaders(self)
 
-    # Streamed splits
+    def _check_streaming(self, trains: bool) -> None:
+        """Check the options that `streaming`, which does not know the numbers of rows, needs or excludes.
 
-    def stream_settings(self, rows: PairTable | CaptionRows[PairTable] | Stream) -> dict[str, Any]:
-        """Return what divides the rows of a stream, which a resumed run must not change."""
-        if not isinstance(rows, Stream):
-            return {}
-        return {
-            "data.num_workers": max(self.num_workers, 1),  # with 0 the process itself is the only worker
-            "processes": self.replicas()[0],
-            "data.batch_size": self.batch_size,
-            "data.samples_per_epoch": self.samples_per_epoch,
-            "data.shuffle_block": self.shuffle_block,
-            "shards": rows.shards_read(),
-        }
-
-    def image(self, split: Split, sample_index: int) -> Image.Image:
-        """Return an image before the transform, as the base class does.
+        Args:
+            trains: whether there is a source of training rows.
 
         Raises:
-            UserError: If the split is streamed, since a stream has no random access.
+            UserError: If an option does not fit.
         """
-        self._check_random_access(split, "images")
-        return super().image(split, sample_index)
-
-    def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the captions of images, as the base class does.
-
-        Raises:
-            UserError: If the split is streamed, since a stream has no random access.
-        """
-        self._check_random_access(split, "captions")
-        return super().captions(split, sample_index)
-
-    def _check_random_access(self, split: Split, what: str) -> None:
-        if isinstance(self._opened(split), Stream):
+        if trains and self.samples_per_epoch is None:
             raise UserError(
-                f"Expected a {split} split with {what} in random access, got a streamed one: set data.streaming to "
-                "false."
+                "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "
+                "that make an epoch."
             )
-
-    def _epoch_rows(self) -> int:
-        return (self.samples_per_epoch or 0) if self.streaming else super()._epoch_rows()
-
-    def _keeps_workers(self, rows: Any) -> bool:
-        # The workers of a stream get the position when they start, so each pass starts new workers.
-        return not self.streaming
-
-    def _training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        if not self.streaming:
-            return super()._training_loader(rows, length, position)
-        streamed = StreamedTrainingSet(
-            rows,
-            self.worker_transform(training=True),
-            self.encoder(),
-            self.run_seed,
-            self.batch_size,
-            length,
-            self.shuffle_block,
-            self.replicas(),
-            position(),
-        )
-        return self._inner(streamed, self.training_collate(), batch_size=None)
-
-    def _evaluation_loader(self, split: Split, limited: bool = False) -> BatchLoader:
-        rows = self._opened(split)
-        if not self.streaming:
-            return super()._evaluation_loader(split, limited)
-
-        def make() -> DataLoader[Any]:
-            dataset = StreamedEvaluationSet(
-                rows,
-                self.worker_transform(training=False),
-                self.encoder(),
-                self.run_seed,
-                self.eval_batch_size,
-                self.replicas(),
-                split != "predict",
+        if trains and self.samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
+                "a source with five captions for each image a weight of 5."
             )
-            # At most one worker, since each worker would read all rows.
-            return self._inner(dataset, self.evaluation_collate(), min(self.num_workers, 1), batch_size=None)
-
-        alone = self.replicas()[0] == 1
-        return self._remember(BatchLoader(make, None, self.account(split), keep=False, skip_empty=alone))
+        if self.mixing_temperature != 1:
+            raise UserError(
+                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
+                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
+            )
+        if self.limit_eval_rows is not None:
+            raise UserError(
+                f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
+                f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
+            )

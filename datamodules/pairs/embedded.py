@@ -9,19 +9,20 @@ from ...common.errors import UserError
 from ...common.ranges import Range
 from ...common.tokenizers import open_tokenizer
 from ..base.decode import MAX_PIXELS
-from ..base.mixing import Mix
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
-from ..reading.open import Opening
-from ..reading.splits import PairSources, Sources, by_split
+from ..reading.layout import Layout
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from .embedded_rows import (
     CaptionCollate,
     CaptionReader,
     EmbeddedCollate,
     EmbeddedEvaluationSet,
     EmbeddedImages,
+    Embeddings,
+    JoinOn,
 )
-from .embeddings import Embeddings, JoinOn
 from .rows import CaptionRows
 
 if TYPE_CHECKING:
@@ -53,7 +54,6 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         batch_size: captions per process and training batch (MM-LG: 256 in all).
         num_workers: loader workers per process; 0 suffices, since no images are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `SampledDataModule`.
 
     Raises:
         UserError: If an option is out of its range.
@@ -89,23 +89,18 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
             MAX_PIXELS,
         )
 
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self.pairs.open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return self.pairs.open(split)
 
     def open_split(self, split: Split) -> CaptionRows[EmbeddedImages] | EmbeddedImages | None:
         """Open and check the rows of a split."""
-        parts = self.pairs.open(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        images = EmbeddedImages(parts, self.embeddings)
+        images = EmbeddedImages(sources, self.embeddings)
         images.check_embedded(split, split != "predict")
         return CaptionRows(images) if split == "train" else images
-
-    def training_mix(self, rows: CaptionRows[EmbeddedImages]) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
     def training_reader(self, rows: CaptionRows[EmbeddedImages]) -> CaptionReader:
         """Return a reader of an embedding with one caption."""

@@ -2,24 +2,126 @@
 
 from __future__ import annotations
 
+import glob
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from ...common.errors import UserError
 from ..base.decode import MAX_PIXELS
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
-from ..base.pair_samples import captions_of
 from ..base.samples import usable_samples
 from ..reading.table import PairTable
-from .embeddings import Embeddings
 from .rows import CaptionRows
+from .samples import captions_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+JoinOn = Literal["image", "image_id"]
+_COLUMNS = ("image", "image_id", "embedding")
+
+
+class Embeddings:
+    """Table of embeddings [N, D], indexed by the name or the id of the image.
+
+    Args:
+        files: Parquet files, glob patterns or folders of such files, written by `predict` of an
+            `ImageEmbeddingModule`.
+        join_on: the column by which embeddings are looked up.
+
+    Raises:
+        UserError: If no file is found, the files are of different towers, or an image has several embeddings.
+    """
+
+    def __init__(self, files: list[str], join_on: JoinOn) -> None:
+        paths = [path for file in files for path in _paths(file)]
+        tables = [_read(path) for path in paths]
+        origins = {(table.schema.metadata or {}).get(b"tower") for table in tables}
+        widths = {_width(table, path) for table, path in zip(tables, paths, strict=True)}
+        if len(origins) > 1 or len(widths) > 1:
+            raise UserError(
+                f"Expected embeddings of one tower in data.embeddings, got those of {len(origins)} towers with the "
+                f"dimensions {sorted(widths)}: name the files of one tower."
+            )
+        self.join_on = join_on
+        self.paths = paths
+        self.values = np.concatenate([_values(table) for table in tables])
+        keys = [key for table in tables for key in table[join_on].to_pylist()]
+        self._rows = {key: row for row, key in enumerate(keys)}
+        if len(self._rows) < len(keys):
+            twice = next(key for row, key in enumerate(keys) if self._rows[key] != row)
+            raise UserError(
+                f"Expected one embedding per {join_on} in data.embeddings, got several for {twice!r}: name each file "
+                "once, or set data.join_on."
+            )
+        origin = origins.pop()
+        self.origin: dict[str, str] | None = json.loads(origin) if origin is not None else None
+
+    @property
+    def width(self) -> int:
+        """The embedding dimension D."""
+        return int(self.values.shape[1])
+
+    def __contains__(self, key: str | int) -> bool:
+        return key in self._rows
+
+    def __getitem__(self, key: str | int) -> torch.Tensor:
+        """Return an embedding, float32 [D]."""
+        return torch.from_numpy(self.values[self._rows[key]])
+
+
+def _paths(file: str) -> list[Path]:
+    path = Path(file).expanduser()
+    if path.is_dir():
+        paths = sorted(path.glob("**/*.parquet"))
+    elif glob.has_magic(file) and not path.exists():
+        paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
+    else:
+        paths = [path] if path.exists() else []
+    if not paths:
+        raise UserError(
+            "Expected Parquet files of embeddings, as `vlightning predict` with an ImageEmbeddingModule writes them, "
+            f"got none in {os.fspath(file)!r}: embed the images first, or correct data.embeddings."
+        )
+    return paths
+
+
+def _read(path: Path) -> Any:
+    names = pq.read_schema(path).names
+    if not set(_COLUMNS) <= set(names):
+        raise UserError(
+            f"Expected the columns {', '.join(_COLUMNS)} in {str(path)!r}, as `vlightning predict` with an "
+            f"ImageEmbeddingModule writes them, got {', '.join(names)}: set data.embeddings to such a file."
+        )
+    return pq.read_table(path, columns=list(_COLUMNS))
+
+
+def _width(table: Any, path: Path) -> int:
+    lengths = set(table["embedding"].combine_chunks().value_lengths().to_pylist()) if table.num_rows else set()
+    if len(lengths) != 1:
+        raise UserError(
+            f"Expected embeddings of one dimension in {str(path)!r}, got {table.num_rows} of {len(lengths)} "
+            "dimensions: write the file again."
+        )
+    return int(lengths.pop())
+
+
+def _values(table: Any) -> np.ndarray:
+    column = table["embedding"].combine_chunks()
+    flat = column.flatten().cast(pa.float32()).to_numpy(zero_copy_only=False)
+    return flat.reshape(len(column), -1)
+
 
 NO_EMBEDDING = "no embedding"
 
@@ -28,12 +130,12 @@ class EmbeddedImages(PairTable):
     """Rows of captions and precomputed embeddings of their images.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         embeddings: embeddings of the images.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
-        super().__init__(parts, MAX_PIXELS)
+    def __init__(self, sources: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
+        super().__init__(sources, MAX_PIXELS)
         self.embeddings = embeddings
 
     def embedding(self, row: int) -> torch.Tensor:
@@ -94,13 +196,15 @@ class CaptionReader:
         Raises:
             BadSample: If the caption is empty, or the row cannot be used.
         """
-        images, image = self.rows.table, self.rows.image_row(row)
+        images = self.rows.table
+        image = self.rows.image_row(row)
         caption = self.rows.caption(row)
         if not _usable(caption):
             raise BadSample(EMPTY_CAPTION, images.name(image))
         return EmbeddedCaption(images.embedding(image), [caption], images.image_id(image), row)
 
 
+@dataclass(eq=False)
 class EmbeddedEvaluationSet(Dataset[Outcome]):
     """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced.
 
@@ -110,29 +214,30 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
         need_captions: whether an image without captions counts as unusable.
     """
 
-    def __init__(self, rows: EmbeddedImages, images: Sequence[Sequence[int]], need_captions: bool) -> None:
-        self.rows = rows
-        self.images = images
-        self.need_captions = need_captions
+    rows: EmbeddedImages
+    images: Sequence[Sequence[int]]
+    need_captions: bool
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, image: int) -> Outcome:
-        rows, table = self.images[image], self.rows
+        rows = self.images[image]
+        table = self.rows
         captions, faults = captions_of(table, rows)
-        seen = max(1, len(captions) + len(faults))
+        num_read = max(1, len(captions) + len(faults))
         if len(faults) == len(rows):
-            return Outcome(None, seen, faults)
+            return Outcome(None, num_read, faults)
         usable = [" ".join(caption.split()) for caption in captions if _usable(caption)]
         faults += [Fault(EMPTY_CAPTION, table.name(rows[0]))] * (len(captions) - len(usable))
         if self.need_captions and not usable:
-            return Outcome(None, seen, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
+            return Outcome(None, num_read, faults or [Fault(EMPTY_CAPTION, table.name(rows[0]))])
         try:
-            embedding, image_id = table.embedding(rows[0]), table.image_id(rows[0])
+            embedding = table.embedding(rows[0])
+            image_id = table.image_id(rows[0])
         except BadSample as bad:
-            return Outcome(None, seen, [*faults, bad.fault])
-        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), seen, faults)
+            return Outcome(None, num_read, [*faults, bad.fault])
+        return Outcome(EmbeddedCaption(embedding, usable, image_id, rows[0]), num_read, faults)
 
 
 @dataclass
@@ -147,10 +252,10 @@ class EmbeddedCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the embeddings; `references` is a list with the captions of each image."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def stacked(self, samples: Sequence[EmbeddedCaption]) -> dict[str, Any]:
         """Return the entries that training and evaluation batches share."""
@@ -179,9 +284,9 @@ class CaptionCollate(EmbeddedCollate):
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the embeddings and encode the captions."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         texts = [" ".join(sample.captions[0].split()) for sample in samples]
         end = self.tokenizer.eos_token_id
         rows = [
@@ -191,7 +296,7 @@ class CaptionCollate(EmbeddedCollate):
         ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=end)
         lengths = torch.tensor([len(row) for row in rows])
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, seen, faults)
+        return Collated(self.stacked(samples) | {"input_ids": ids, "attention_mask": mask}, num_read, faults)
 
 
 def _usable(caption: object) -> bool:

@@ -51,10 +51,10 @@ class CaptionRows(Generic[Table]):
         """
         image = self.image_row(row)
         captions = self.table.captions(image)
-        place = row - int(self._ends[image - 1] if image else 0)
-        if place >= len(captions):  # the image has no captions, or an empty entry in their list
+        number = row - int(self._ends[image - 1] if image else 0)
+        if number >= len(captions):  # the image has no captions, or an empty entry in their list
             raise BadSample(EMPTY_CAPTION, self.table.name(image))
-        return captions[place]
+        return captions[number]
 
     def captions(self, row: int) -> list[str]:
         """Return the caption in a list; raises `BadSample`."""

@@ -11,13 +11,72 @@ import numpy as np
 import torch
 
 from ..base.faults import BadSample, Collated, Fault, Outcome
-from ..base.pair_samples import empty_images
-from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
 from ..base.sampling import sample_numbers, seeded
-from .texts import encode_answers, usable_answers
+from ..text.captions import is_text
+from ..text.tokenizers import Encoder, TextEncoder
 
 if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+    from transformers import PreTrainedTokenizerFast
+
+
+_DELETED = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
+
+
+def clean_question(question: str, max_words: int = 30) -> str:
+    """Apply ALBEF's question cleaning (`pre_question` of the authors' code), which keeps runs of spaces.
+
+    Args:
+        question: raw text.
+        max_words: number of space-separated words kept (authors: 30 in training, 50 at test); of a run of spaces, each
+            but the first counts.
+    """
+    text = question.lower().translate(_DELETED).rstrip(" ")
+    return " ".join(text.split(" ")[:max_words])
+
+
+class QuestionEncoder(TextEncoder):
+    """Encode questions as padded token ids.
+
+    Args:
+        tokenizer: any fast tokenizer with a padding token.
+        max_tokens: longest sequence, special tokens included; longer sequences are truncated.
+        clean: whether to apply `clean_question` first.
+        max_words: number of words that the cleaning keeps.
+    """
+
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a question after the cleaning, which keeps `max_words` words; the question if cleaning is off."""
+        return clean_question(caption, max_words) if self.clean else caption
+
+    def usable(self, caption: object) -> bool:
+        """Return whether a question is a text that is not empty after the cleaning, if cleaning is on."""
+        if not isinstance(caption, str) or not is_text(caption):
+            return False
+        return bool(self.cleaned(caption, self.max_words).strip())
+
+
+def usable_answers(answers: Sequence[object]) -> list[str]:
+    """Return the answers that are texts and not empty."""
+    return [text for text in answers if isinstance(text, str) and text.strip() and is_text(text)]
+
+
+def encode_answers(tokenizer: PreTrainedTokenizerFast, answers: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Encode answers as [CLS] text [SEP], padded and never truncated.
+
+    Returns:
+        `answer_ids` and `answer_mask`, long [len(answers), longest].
+    """
+    start, end, pad = (getattr(tokenizer, f"{name}_token_id") for name in ("cls", "sep", "pad"))
+    texts = tokenizer(list(answers), add_special_tokens=False)["input_ids"] if answers else []
+    longest = max((len(ids) for ids in texts), default=0) + 2
+    ids = torch.full((len(texts), longest), pad, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text) + 2] = torch.tensor([start, *text, end])
+        mask[row, : len(text) + 2] = 1
+    return {"answer_ids": ids, "answer_mask": mask}
+
 
 EMPTY_QUESTION, NO_ANSWER = "empty question", "no answer"
 
@@ -70,16 +129,18 @@ def question_groups(rows: QuestionRows, sizes: Sequence[int], most: int) -> tupl
         The groups, and the number of groups of each source.
     """
     ends = np.cumsum(sizes)
-    found: dict[tuple[int, int], list[int]] = {}
-    for image, own in enumerate(rows.images()):
-        for row, source in zip(own, np.searchsorted(ends, own, side="right").tolist(), strict=True):
-            found.setdefault((source, image), []).append(row)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for image, image_rows in enumerate(rows.images()):
+        for row, source in zip(image_rows, np.searchsorted(ends, image_rows, side="right").tolist(), strict=True):
+            groups.setdefault((source, image), []).append(row)
     pieces = [
-        (source, own[start : start + most]) for (source, _), own in found.items() for start in range(0, len(own), most)
+        (source, group[start : start + most])
+        for (source, _), group in groups.items()
+        for start in range(0, len(group), most)
     ]
     pieces.sort(key=lambda piece: piece[1][0])
     counts = Counter(source for source, _ in pieces)
-    return [own for _, own in pieces], [counts[source] for source in range(len(sizes))]
+    return [piece for _, piece in pieces], [counts[source] for source in range(len(sizes))]
 
 
 def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[float]]:
@@ -91,7 +152,8 @@ def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[floa
     given = usable_answers(rows.answers(row))
     if not given:
         raise BadSample(NO_ANSWER, rows.name(row))
-    counts, fixed = Counter(given), rows.answer_weight(row)
+    counts = Counter(given)
+    fixed = rows.answer_weight(row)
     weights = [count / len(given) if fixed is None else fixed for count in counts.values()]
     return list(counts), weights
 
@@ -117,11 +179,12 @@ class QuestionReader:
 
         A group is read without its unusable questions, if one is usable.
         """
-        questions, bad = list[Question](), list[BadSample]()
-        for own in [row] if self.groups is None else self.groups[row]:
+        questions: list[Question] = []
+        bad: list[BadSample] = []
+        for question_row in [row] if self.groups is None else self.groups[row]:
             try:
-                text = usable_question(self.rows, own, self.encoder)
-                questions.append(Question(text, *weighted_answers(self.rows, own), own))
+                text = usable_question(self.rows, question_row, self.encoder)
+                questions.append(Question(text, *weighted_answers(self.rows, question_row), question_row))
             except BadSample as error:
                 bad.append(error)
         if not questions:
@@ -160,13 +223,13 @@ class QuestionCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, encode questions and answers."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
-            return Collated(None, seen, faults)
+            return Collated(None, num_read, faults)
         asked = [question for sample in samples for question in sample.questions]
         unusable = [fault for sample in samples for fault in sample.faults]
         encoded = encode_answers(self.tokenizer, [answer for question in asked for answer in question.answers])
-        owners = [place for place, question in enumerate(asked) for _ in question.answers]
+        owners = [index for index, question in enumerate(asked) for _ in question.answers]
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **self.encoder([question.text for question in asked]),
@@ -177,9 +240,9 @@ class QuestionCollate:
             "answer_places": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
         }
         if self.grouped:
-            places = [place for place, sample in enumerate(samples) for _ in sample.questions]
-            batch["image_index"] = torch.tensor(places)
-        return Collated(batch, seen + len(asked) + len(unusable) - len(samples), faults + unusable)
+            image_index = [index for index, sample in enumerate(samples) for _ in sample.questions]
+            batch["image_index"] = torch.tensor(image_index)
+        return Collated(batch, num_read + len(asked) + len(unusable) - len(samples), faults + unusable)
 
 
 class Asked(NamedTuple):
@@ -189,6 +252,7 @@ class Asked(NamedTuple):
     questions: list[tuple[str, list[str], str, int]]
 
 
+@dataclass(eq=False)
 class QuestionEvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its questions; unusable ones are skipped, never replaced.
 
@@ -200,20 +264,19 @@ class QuestionEvaluationSet(SeededSet):
         seed: the run's seed, so that a random transform has the same draws in each evaluation.
     """
 
-    def __init__(
-        self, rows: QuestionRows, images: Sequence[Sequence[int]], transform: Transform, encoder: Encoder, seed: int
-    ) -> None:
-        self.rows = rows
-        self.asked = images
-        self.transform = transform
-        self.encoder = encoder
-        self.seed = seed
+    rows: QuestionRows
+    images: Sequence[Sequence[int]]
+    transform: Transform
+    encoder: Encoder
+    seed: int
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.images)
 
     def __getitem__(self, image: int) -> Outcome:
-        rows, questions, faults = self.asked[image], [], list[Fault]()
+        rows = self.images[image]
+        questions: list[tuple[str, list[str], str, int]] = []
+        faults: list[Fault] = []
         for row in rows:
             try:
                 question = usable_question(self.rows, row, self.encoder)
@@ -246,17 +309,17 @@ class QuestionEvaluationCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images, and encode their questions."""
-        samples, seen, faults = usable_samples(outcomes)
-        asked = [(place, *question) for place, sample in enumerate(samples) for question in sample.questions]
+        samples, num_read, faults = usable_samples(outcomes)
+        asked = [(index, *question) for index, sample in enumerate(samples) for question in sample.questions]
         columns = [list(column) for column in zip(*asked, strict=True)] if asked else [[], [], [], [], []]
-        place, question, answers, number, row = columns
+        image_index, question, answers, question_id, row = columns
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
             **self.encoder(question),
-            "image_index": torch.tensor(place, dtype=torch.long),
+            "image_index": torch.tensor(image_index, dtype=torch.long),
             "sample_index": torch.tensor(row, dtype=torch.long),
             "question": question,
-            "question_id": number,
+            "question_id": question_id,
             "answers": answers,
         }
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)

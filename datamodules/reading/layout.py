@@ -1,29 +1,116 @@
-"""Layout of the rows of a source: the columns of images, captions and ids."""
+"""Form of a row of a source: the records of the readers of files, and the columns of images, captions and ids."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from ..base.faults import BadSample, Fault, reading
-from ..text.captions import text_id
-from .record import FAULT, image_identity
-from .remote import RETRIES, is_inside, joined
+from ..base.decode import read_image
+from ..base.faults import ROW_ERRORS, BadSample, Fault, reading, unreadable
+from ..text.captions import is_text, text_id
+from .remote import RETRIES, is_inside, is_remote, joined, read_url
 
 PROBED_ROWS = 64
 """Number of rows that are tried when a split is opened."""
-NO_ID = "no image id"
+FAULT = "vlightning_fault"
+"""Column of records with the cause why a row cannot be used; None for usable rows."""
+_NO_ID = "no image id"
 
 
-class Row(NamedTuple):
-    """One row with its image still encoded; `fault` is set if the row is known to be unusable."""
+def probed_rows(length: int) -> list[int]:
+    """Return at most `PROBED_ROWS` evenly spaced rows of a table with at least one row."""
+    rows: list[int] = np.unique(np.linspace(0, length - 1, PROBED_ROWS).astype(int)).tolist()
+    return rows
+
+
+Record = dict[str, Any]
+"""`image`: {`bytes`, `path`}; `caption`: list of strings; `image_id`: a string, or None; `FAULT`."""
+
+
+def record(make: Callable[[], Record]) -> Record:
+    """Return the record of one row of a file, or a record with the fault of the row.
+
+    Args:
+        make: function that creates the record; it may raise `BadSample` or `ROW_ERRORS`, which are caught
+            here. Errors that concern the whole file are raised elsewhere.
+    """
+    try:
+        made = make()
+        image_id = made["image_id"]
+        path = made["image"]["path"]
+        for what, texts in (("caption", made["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
+            if not all(map(is_text, texts)):
+                raise BadSample(f"lone surrogate in the {what}", "")
+        return {**made, FAULT: None}
+    except BadSample as bad:
+        cause = bad.fault.cause
+    except ROW_ERRORS as error:
+        cause = unreadable(error, "").cause
+    return {"image": {"bytes": None, "path": None}, "caption": [], "image_id": None, FAULT: cause}
+
+
+def captions_in(value: Any) -> list[str]:
+    """Return the value of an entry with captions as a list of texts."""
+    if value is None:
+        return []
+    if isinstance(value, (list, tuple)):
+        return [text if isinstance(text, str) else str(text) for text in value if text is not None]
+    return [value if isinstance(value, str) else str(value)]
+
+
+def identity_in(value: Any) -> str | None:
+    """Return the value of an entry with an image id as text, or None if it is no id.
+
+    Raises:
+        BadSample: If the id is not finite.
+    """
+    identity = _image_identity(value, "")
+    return None if identity is None else str(identity)
+
+
+def _image_identity(value: Any, name: str) -> int | str | None:
+    """Return the id of an image in the form in which ids are compared, or None if the value is no id.
+
+    Integers are equal in any notation (5, 5.0, "5"). All other values are compared as text, so that 1.2 and 1.7 are two
+    ids. An empty text is no id.
+
+    Args:
+        value: the value.
+        name: name of the row in messages.
+
+    Raises:
+        BadSample: If the id is not finite.
+    """
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise BadSample("image id not finite", name)
+        return int(value) if value.is_integer() else repr(value)
+    if isinstance(value, (int, str)):
+        return value if not isinstance(value, str) or value.strip() else None
+    return None if value is None else str(value)
+
+
+class StoredImage(NamedTuple):
+    """An encoded image, or the absolute path or the URL of its file."""
 
     data: bytes | None
     path: str | None
+
+    def name(self, row: str) -> str:
+        """Return the path of the file, or the given name of the row if the row contains the image, for messages."""
+        return self.path if self.data is None and self.path else row
+
+
+class Row(NamedTuple):
+    """One row with its image still encoded; `fault` is set if the row cannot be used."""
+
+    image: StoredImage
     captions: list[str]
     image_id: int | str | None
     fault: Fault | None = None
@@ -60,19 +147,38 @@ class Layout:
     weight: float = 1.0
     retries: int = RETRIES
 
-    def encoded_image(self, values: dict[str, Any]) -> tuple[bytes | None, str | None]:
-        """Return the encoded image, or the absolute path of its file."""
+    def encoded_image(self, values: dict[str, Any]) -> StoredImage:
+        """Return the encoded image of a row, or the absolute path of its file."""
         image = values[self.image]
-        data, path = None, None
+        data = None
+        path = None
         if isinstance(image, str):
             path = image
         elif isinstance(image, (bytes, bytearray)):
             data = bytes(image)
         elif isinstance(image, dict):
-            data, path = image.get("bytes"), image.get("path")
+            data = image.get("bytes")
+            path = image.get("path")
         if data is None and path is not None:
             path = joined(self.root, path)
-        return data, path
+        return StoredImage(data, path)
+
+    def read(self, image: StoredImage, row: str) -> bytes:
+        """Return the bytes of an image, which are read from its file unless the row contains them.
+
+        Args:
+            image: the image.
+            row: name of the row in messages.
+
+        Raises:
+            BadSample: If there is no image, its path leaves the root, or its file cannot be read.
+        """
+        if image.data is not None or not image.path:
+            return read_image(image.data, None, row)
+        self.check_inside(image.path)
+        if is_remote(image.path):
+            return read_url(image.path, image.path, self.retries)
+        return read_image(None, image.path, image.path)
 
     def texts(self, values: dict[str, Any]) -> list[str]:
         """Return the captions."""
@@ -92,13 +198,12 @@ class Layout:
             if (cause := values.get(FAULT)) is not None:
                 raise BadSample(cause, name)
             with reading(name):
-                identity = values[self.image_id] if self.image_id is not None else None
-                known = known_identity(identity, name)
-                if known is None and self.needs_id:
-                    raise BadSample(NO_ID, name)
-                return Row(*self.encoded_image(values), self.texts(values), known)
+                identity = _image_identity(values[self.image_id] if self.image_id is not None else None, name)
+                if identity is None and self.needs_id:
+                    raise BadSample(_NO_ID, name)
+                return Row(self.encoded_image(values), self.texts(values), identity)
         except BadSample as bad:
-            return Row(None, None, [], None, bad.fault)
+            return Row(StoredImage(None, None), [], None, bad.fault)
 
     def check_inside(self, path: str | None) -> None:
         """Check that a path does not leave the root, by `..` or because it is absolute, if paths are confined to it.
@@ -108,18 +213,6 @@ class Layout:
         """
         if self.confined and path is not None and not is_inside(path, self.root):
             raise BadSample("outside image_root", path)
-
-
-def known_identity(value: Any, name: str) -> int | str | None:
-    """Return the id of an image as `image_identity` does.
-
-    Raises:
-        BadSample: If the id is not finite; the fault has the name of the row.
-    """
-    try:
-        return image_identity(value)
-    except BadSample as bad:
-        raise BadSample(bad.fault.cause, name) from None
 
 
 def identity_number(identity: int | str, source: int | None) -> int:
@@ -163,17 +256,40 @@ def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
         source: as in `identity_number`.
         needed: whether a row without an id is unusable.
     """
-    values, faults, absent = np.zeros(len(column), np.int64), dict[int, str](), set[int]()
+    ids = Ids(np.zeros(len(column), np.int64), {}, set())
     for row, value in enumerate(column):
         try:
             with reading(""):
-                known = known_identity(value.as_py(), "")
-                if known is not None:
-                    values[row] = identity_number(known, source)
+                identity = _image_identity(value.as_py(), "")
+                if identity is not None:
+                    ids.values[row] = identity_number(identity, source)
                 elif needed:
-                    raise BadSample(NO_ID, "")
+                    raise BadSample(_NO_ID, "")
                 else:
-                    absent.add(row)
+                    ids.absent.add(row)
         except BadSample as bad:
-            faults[row] = bad.fault.cause
-    return Ids(values, faults, absent)
+            ids.faults[row] = bad.fault.cause
+    return ids
+
+
+# Arrow types of columns; a value has one of several types by the program that wrote the file.
+
+
+def is_text_type(kind: pa.DataType) -> bool:
+    """Return whether values of a type are texts: `string`, `large_string` or `string_view`, as Polars writes."""
+    return _is_one_of(kind, "string", "large_string", "string_view")
+
+
+def is_binary_type(kind: pa.DataType) -> bool:
+    """Return whether values of a type are bytes: `binary`, `large_binary`, `binary_view` or of a fixed size."""
+    return _is_one_of(kind, "binary", "large_binary", "binary_view", "fixed_size_binary")
+
+
+def is_list_type(kind: pa.DataType) -> bool:
+    """Return whether values of a type are lists: `list`, `large_list` or of a fixed size."""
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _is_one_of(kind: pa.DataType, *names: str) -> bool:
+    # By name: pyarrow 15 has no functions for views.
+    return str(kind).partition("[")[0] in names

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -15,18 +15,25 @@ from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_not_found
 from ...common.names import nearest
 from ...common.urls import keep
-from .arrow_types import is_binary_type, is_text_type
-from .authors_folder import DataSet, class_names, list_of_split, read_authors_list
+from ..base.stages import Split
 from .cache import index_cache
-from .karpathy import is_karpathy, read_karpathy
-from .layout import Layout
+from .layout import FAULT, Layout, Record, is_binary_type, is_text_type
 from .lists import first_keys, read_class_folders, read_folder, read_list
-from .parquet import RemoteParquetSource, column_names, read_parquets
-from .record import FAULT
+from .parquet import ParquetSource, parquet_schema, read_parquets
+from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
-from .resolve import METADATA, Format, Source, as_source, nearest_path, resolve, resolve_url
-from .streamed import LibrarySource, ParquetSource
+from .resolve import METADATA, Resolved, Source, as_source, nearest_path, resolve, resolve_url
+from .stream import LibrarySource, Stream
+from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars
+
+
+class Columns(NamedTuple):
+    """Columns of a source; without a column of image ids, "image_id" is read if it exists."""
+
+    image: str
+    caption: str
+    image_id: str | None
 
 
 @dataclass
@@ -69,65 +76,116 @@ class Opening:
         Raises:
             UserError: If the source does not exist, or lacks a column.
         """
+        source = as_source(source)
+        columns = Columns(
+            source.image_column or self.image_column,
+            source.caption_column or self.caption_column,
+            source.image_id_column or self.image_id_column,
+        )
         with retrying(self.retries):
-            return self._open(as_source(source), split, streaming)
+            try:
+                resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
+                is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
+                if is_table or resolved.format in ("hub", "disk"):
+                    return self._open_library(source, resolved, columns, split, streaming)
+                return self._open_files(source, resolved, columns, split, streaming)
+            except ValueError as error:
+                if "corresponds to no data" not in str(error):
+                    raise
+                raise UserError(
+                    f"Expected rows in the {split} split ({source.path!r}), got none: check the path."
+                ) from None
 
-    def _open(self, spec: Source, split: str, streaming: bool) -> tuple[Any, Layout]:
-        remote = is_remote(spec.path)
-        kind, files, folder = resolve_url(spec) if remote else resolve(spec)
-        image = spec.image_column or self.image_column
-        caption = spec.caption_column or self.caption_column
-        image_id = spec.image_id_column or self.image_id_column
-        named = keep(spec.image_root or self.image_root)
+    def _root(self, source: Source, folder: str) -> tuple[str, bool]:
+        """Return the folder that relative image paths start from, and whether the user named it."""
+        named = keep(source.image_root or self.image_root)
         root = named or folder
-        root = root if is_remote(root) else os.path.abspath(os.path.expanduser(root))
-        columns = (image, caption, image_id)
-        try:
-            if kind in ("oxford_iiit_pet", "food101"):
-                files = [list_of_split(kind, folder, spec.split, split)]
-                dataset = self._records(spec, kind, files, columns, split, streaming, folder)
-                return dataset, Layout(spec.path, "image", "caption", None, root, class_names(kind, folder), FAULT)
-            if kind in ("json", "imagefolder", "webdataset") or remote:
-                dataset = self._records(spec, kind, files, columns, split, streaming)
-                # The root confines the paths in lists only: the reader itself finds the files of a folder.
-                # Of a list by URL they are always confined, since it may come from anyone.
-                confined = (named is not None and kind == "json") or (is_remote(root) and kind != "webdataset")
-                return dataset, Layout(
-                    spec.path,
-                    "image",
-                    "caption",
-                    "image_id",
-                    root,
-                    fault=FAULT,
-                    confined=confined,
-                    needs_id=image_id is not None,
-                    weight=spec.weight,
-                    retries=self.retries,
-                )
-            dataset = self._library(spec, kind, files, split, streaming)
-        except ValueError as error:
-            if "corresponds to no data" not in str(error):
-                raise
-            raise UserError(f"Expected rows in the {split} split ({spec.path!r}), got none: check the path.") from None
-        dataset, layout = self._with_columns(dataset, spec, columns, root)
-        # The library resolves the image paths of hub datasets.
-        confined = named is not None and kind == "parquet"
-        layout = dataclasses.replace(layout, confined=confined, needs_id=image_id is not None, weight=spec.weight)
-        if not streaming:
-            return dataset, layout
-        counted = kind == "parquet" and dataset.num_shards == len(files)
-        return ParquetSource(dataset, files) if counted else LibrarySource(dataset), layout
+        return root if is_remote(root) else os.path.abspath(os.path.expanduser(root)), named is not None
+
+    # Files that are read by this project, as uniform records
+
+    def _open_files(
+        self, source: Source, resolved: Resolved, columns: Columns, split: str, streaming: bool
+    ) -> tuple[Any, Layout]:
+        kind, files, folder = resolved
+        root, is_named = self._root(source, folder)
+        classes = None
+        if kind in ("oxford_iiit_pet", "food101"):
+            files = [list_of_split(kind, folder, source.split, split)]
+            classes = class_names(kind, folder)
+        layout = Layout(
+            source.path,
+            "image",
+            "caption",
+            None if classes else "image_id",
+            root,
+            classes,
+            FAULT,
+            # The root confines the paths in lists and tables only: the reader itself finds the files of a folder.
+            # Of a list by URL they are always confined, since it may come from anyone.
+            confined=(is_named and kind in ("json", "parquet")) or (is_remote(root) and kind != "webdataset"),
+            needs_id=columns.image_id is not None and classes is None,
+            weight=source.weight,
+            retries=self.retries,
+        )
+        reader, arguments = self._reader(source, resolved, columns, split)
+        if streaming and kind == "webdataset":
+            index = index_cache(self.cache_dir)
+            return TarSource(files, columns.caption, columns.image_id, index, self.retries), layout
+        if streaming and kind == "parquet":
+            return ParquetSource(files, *columns, self.retries), layout
+        if streaming and reader is read_list:
+            arguments["retries"] = self.retries  # the rows are read later, in other processes
+        return self._records(files, reader, arguments, streaming), layout
+
+    def _reader(
+        self, source: Source, resolved: Resolved, columns: Columns, split: str
+    ) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+        """Return the generator of the records of files, and its arguments beside the files."""
+        kind, files, folder = resolved
+        if kind in ("oxford_iiit_pet", "food101"):
+            return read_authors_list, {"data_set": kind, "folder": folder}
+        if kind == "webdataset":
+            reader = read_remote_tars if is_remote(files[0]) else read_tars
+            return reader, {"caption": columns.caption, "image_id": columns.image_id}
+        if kind == "imagefolder" and not without_query(files[0]).endswith(METADATA):
+            return self._folder_reader(source, len(files))
+        if kind == "json" and is_karpathy(files[0]):
+            return read_karpathy, {"split": source.split, "role": split}
+        if kind == "parquet":
+            self._check_schema(parquet_schema(files[0]), columns, source.path)
+            return read_parquets, columns._asdict()
+        if kind == "imagefolder":
+            columns = columns._replace(image="file_name")
+        if keys := first_keys(files[0]):
+            self._check_columns(keys, columns, source.path)
+        return read_list, columns._asdict()
+
+    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+        """Return the generator of the records of images without a list, and its arguments beside the files."""
+        if not self.need_captions:
+            return read_folder, {}
+        folder = os.path.expanduser(source.path)
+        if not os.path.isdir(folder):
+            what = "labels" if self.labels else "captions"
+            raise UserError(
+                f"Expected images with {what}, got {images} image(s) without {what} in {source.path!r}: name their "
+                "folder, or another source."
+            )
+        if not self.labels:
+            raise UserError(
+                f"Expected captions in one of {', '.join(METADATA)} in {source.path!r}, got {images} images without "
+                "captions: add the file, or name another source."
+            )
+        return read_class_folders, {"root": os.path.abspath(folder)}
 
     def _records(
-        self,
-        spec: Source,
-        kind: Format | DataSet,
-        files: list[str],
-        columns: tuple[str, str, str | None],
-        split: str,
-        streaming: bool,
-        folder: str = "",
+        self, files: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any], streaming: bool
     ) -> Any:
+        """Return the records of files, memory-mapped or streamed.
+
+        The library makes a new copy if an argument changes, and so if the stamp of a file does.
+        """
         from datasets import Dataset, Features, IterableDataset, List, Value
 
         features = Features(
@@ -138,135 +196,104 @@ class Opening:
                 FAULT: Value("string"),
             }
         )
-        image, caption, image_id = columns
-        arguments: dict[str, Any] = {"files": files, "stamp": [file_stamp(file) for file in files]}
-        reader: Any
-        if kind in ("oxford_iiit_pet", "food101"):
-            reader = read_authors_list
-            arguments |= {"data_set": kind, "folder": folder}
-        elif kind == "webdataset":
-            reader = read_remote_tars if is_remote(files[0]) else read_tars
-            arguments |= {"caption": caption, "image_id": image_id}
-        elif kind == "imagefolder" and not without_query(files[0]).endswith(METADATA):
-            reader = read_folder
-            if self.need_captions and not os.path.isdir(os.path.expanduser(spec.path)):
-                what = "labels" if self.labels else "captions"
-                raise UserError(
-                    f"Expected images with {what}, got {len(files)} image(s) without {what} in {spec.path!r}: name "
-                    "their folder, or another source."
-                )
-            if self.labels and self.need_captions:
-                reader = read_class_folders
-                arguments["root"] = os.path.abspath(os.path.expanduser(spec.path))
-            elif self.need_captions:
-                raise UserError(
-                    f"Expected captions in one of {', '.join(METADATA)} in {spec.path!r}, got {len(files)} images "
-                    "without captions: add the file, or name another source."
-                )
-        elif kind == "json" and is_karpathy(files[0]):
-            reader = read_karpathy
-            arguments |= {"split": spec.split, "role": split}
-        else:
-            reader = read_parquets if kind == "parquet" else read_list
-            if kind == "imagefolder":
-                image = "file_name"
-            keys = column_names(files[0]) if kind == "parquet" else first_keys(files[0])
-            options = ("image_column", self._caption_option, "image_id_column")
-            for column, option in zip((image, caption, image_id), options, strict=True):
-                if keys and column is not None and column not in keys and (column != caption or self.need_captions):
-                    raise UserError(no_column(column, keys, spec.path, option))
-            arguments |= {"image": image, "caption": caption, "image_id": image_id}
-        if streaming and kind == "webdataset":
-            return TarSource(files, caption, image_id, index_cache(self.cache_dir), self.retries)
-        if streaming and kind == "parquet":
-            return RemoteParquetSource(files, image, caption, image_id, self.retries)
-        if streaming and reader is read_list:
-            arguments["retries"] = self.retries  # the rows are read later, in other processes
+        stamps = [file_stamp(file) for file in files]
+        given = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
-            data = IterableDataset.from_generator(reader, features=features, gen_kwargs=arguments)
-            return LibrarySource(data)
+            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=given))
         try:
-            return Dataset.from_generator(reader, features=features, gen_kwargs=arguments, cache_dir=self.cache_dir)
+            return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
         except Exception as error:
             cause = error.__cause__ or error.__context__
             if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
                 raise cause from None  # the library wraps the error of the reader
             raise
 
-    def _library(self, spec: Source, kind: Format | DataSet, files: list[str], split: str, streaming: bool) -> Any:
+    # Sources that the `datasets` library reads
+
+    def _open_library(
+        self, source: Source, resolved: Resolved, columns: Columns, split: str, streaming: bool
+    ) -> tuple[Any, Layout]:
+        from datasets import Image
+
+        dataset = self._load(source, resolved, split, streaming)
+        if dataset.features is None:
+            dataset = dataset._resolve_features()
+        features = dataset.features
+        self._check_schema(features.arrow_schema, columns, source.path)
+        if isinstance(features[columns.image], Image):
+            dataset = dataset.cast_column(columns.image, Image(decode=False))
+        caption = columns.caption if columns.caption in features else None
+        image_id = columns.image_id or ("image_id" if "image_id" in features else None)
+        names = getattr(features[caption], "names", None) if caption is not None else None
+        root, is_named = self._root(source, resolved.folder)
+        layout = Layout(
+            source.path,
+            columns.image,
+            caption,
+            image_id,
+            root,
+            tuple(names) if names else None,
+            confined=is_named and resolved.format == "parquet",  # the library resolves the image paths of hub datasets
+            needs_id=columns.image_id is not None,
+            weight=source.weight,
+        )
+        selected = dataset.select_columns([name for name in (columns.image, caption, image_id) if name is not None])
+        return LibrarySource(selected) if streaming else selected, layout
+
+    def _load(self, source: Source, resolved: Resolved, split: str, streaming: bool) -> Any:
         import datasets
 
-        if kind == "disk":
-            dataset = self._choose(datasets.load_from_disk(spec.path), spec, split)
-            return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset
-        if kind == "parquet":
-            column_names(files[0])  # raises an error for a name that is not unique
+        if resolved.format == "parquet":
+            parquet_schema(resolved.files[0])  # raises an error for a name that is not unique
             return datasets.load_dataset(
-                "parquet", data_files=files, split=spec.split or "train", streaming=streaming, cache_dir=self.cache_dir
+                "parquet", data_files=resolved.files, split=source.split or "train", cache_dir=self.cache_dir
             )
+        if resolved.format == "disk":
+            dataset = _split_of(datasets.load_from_disk(source.path), source, split)
+            return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset
         try:
             with hub_or_cache():
-                dataset = datasets.load_dataset(spec.path, spec.name, streaming=streaming, cache_dir=self.cache_dir)
+                splits = datasets.load_dataset(source.path, source.name, streaming=streaming, cache_dir=self.cache_dir)
         except Exception as error:
             raise UserError(
-                f"Expected a file, a folder or a hub dataset, got {spec.path!r} ({reason_not_found(error)}): correct "
-                f"the name{nearest_path(spec.path)}."
+                f"Expected a file, a folder or a hub dataset, got {source.path!r} ({reason_not_found(error)}): correct "
+                f"the name{nearest_path(source.path)}."
             ) from error
-        return self._choose(dataset, spec, split)
+        return _split_of(splits, source, split)
+
+    # Checks
 
     @property
     def _caption_option(self) -> str:
         return "label_column" if self.labels else "caption_column"
 
-    def _choose(self, dataset: Any, spec: Source, split: str) -> Any:
-        if not isinstance(dataset, dict):
-            return dataset
-        wanted = spec.split or ("test" if split == "predict" else split)
-        if wanted not in dataset:
-            raise UserError(
-                f"Expected the split {wanted!r} in {spec.path!r}, got {', '.join(dataset)}: name one of them as "
-                "`split`."
-            )
-        return dataset[wanted]
+    def _check_columns(self, names: Sequence[str], columns: Columns, origin: str) -> None:
+        """Check that a source has its columns, which may be without captions if these are not needed."""
+        options = ("image_column", self._caption_option, "image_id_column")
+        for column, option in zip(columns, options, strict=True):
+            needed = column is not None and (column != columns.caption or self.need_captions)
+            if needed and column not in names:
+                raise UserError(no_column(str(column), names, origin, option))
 
-    def _with_columns(
-        self, dataset: Any, spec: Source, columns: tuple[str, str, str | None], root: str
-    ) -> tuple[Any, Layout]:
-        import datasets
-
-        features = dataset.features
-        if features is None:
-            dataset = dataset._resolve_features()
-            features = dataset.features
-        names = list(features)
-        image, caption, image_id = columns
-        if image not in names:
-            raise UserError(no_column(image, names, spec.path, "image_column"))
-        if caption not in names and self.need_captions:
-            raise UserError(no_column(caption, names, spec.path, self._caption_option))
-        if image_id is not None and image_id not in names:
-            raise UserError(no_column(image_id, names, spec.path, "image_id_column"))
-        if isinstance(features[image], datasets.Image):
-            dataset = dataset.cast_column(image, datasets.Image(decode=False))
-        elif not _holds_images(features[image]):
+    def _check_schema(self, schema: pa.Schema, columns: Columns, origin: str) -> None:
+        """Check that a source has its columns, and that these hold images and captions (or labels)."""
+        self._check_columns(schema.names, columns, origin)
+        others = ", ".join(schema.names)
+        images = _value_type(schema, columns.image)
+        if not _holds_images(images):
             raise UserError(
-                f"Expected images, encoded bytes or paths in the column {image!r} of {spec.path!r}, got "
-                f"{features[image]}: set data.image_column to one of {', '.join(names)}."
+                f"Expected images, encoded bytes or paths in the column {columns.image!r} of {origin!r}, got {images}: "
+                f"set data.image_column to one of {others}."
             )
-        wanted = "integers or names" if self.labels else "a string or a list of strings"
-        if caption in names and not (_holds_labels if self.labels else _holds_text)(features[caption]):
+        if columns.caption not in schema.names:
+            return
+        captions = _value_type(schema, columns.caption)
+        if not (_holds_labels if self.labels else _holds_texts)(captions):
+            wanted = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
-                f"Expected {wanted} in the column {caption!r} of {spec.path!r}, got {features[caption]}: set "
-                f"data.{self._caption_option} to one of {', '.join(names)}."
+                f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
+                f"data.{self._caption_option} to one of {others}."
             )
-        if image_id is None and "image_id" in names:
-            image_id = "image_id"
-        classes = getattr(features[caption], "names", None) if caption in names else None
-        layout = Layout(
-            spec.path, image, caption if caption in names else None, image_id, root, tuple(classes) if classes else None
-        )
-        kept = [column for column in (image, layout.caption, image_id) if column is not None]
-        return dataset.select_columns(kept), layout
 
 
 def no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:
@@ -279,30 +306,88 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
     )
 
 
-def _holds_images(feature: Any) -> bool:
-    if isinstance(feature, dict):
-        return "bytes" in feature or "path" in feature
-    return is_text_type(_arrow_type(feature)) or is_binary_type(_arrow_type(feature))
-
-
-def _holds_text(feature: Any) -> bool:
-    inner = getattr(feature, "feature", feature)
-    if isinstance(feature, list):
-        inner = feature[0]
-    return is_text_type(_arrow_type(inner))
-
-
-def _holds_labels(feature: Any) -> bool:
-    kind = _arrow_type(feature)
-    return is_text_type(kind) or pa.types.is_integer(kind)
-
-
-def _arrow_type(feature: Any) -> pa.DataType:
-    """Return the Arrow type of values of a feature of the `datasets` library; null for features of other kinds."""
-    kind = getattr(feature, "pa_type", None)
-    return kind if isinstance(kind, pa.DataType) else pa.null()
+def _read(
+    files: list[str], stamps: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any]
+) -> Iterator[Record]:
+    """Yield the records of files."""
+    yield from reader(files, **arguments)
 
 
 def file_stamp(file: str) -> str:
     """Return a text that changes with a file, so that the cache of its rows does not outlive it."""
     return hashlib.sha1(stamp_of(file).encode()).hexdigest()
+
+
+def _split_of(splits: Any, source: Source, split: str) -> Any:
+    """Return the split of a dataset that a source names, or else that of the datamodule."""
+    if not isinstance(splits, dict):
+        return splits
+    name = source.split or ("test" if split == "predict" else split)
+    if name not in splits:
+        raise UserError(
+            f"Expected the split {name!r} in {source.path!r}, got {', '.join(splits)}: name one of them as `split`."
+        )
+    return splits[name]
+
+
+def _value_type(schema: pa.Schema, column: str) -> pa.DataType:
+    """Return the type of the values of a column, also of a dictionary."""
+    kind = schema.field(column).type
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _holds_images(kind: pa.DataType) -> bool:
+    if pa.types.is_struct(kind):
+        return kind.get_field_index("bytes") >= 0 or kind.get_field_index("path") >= 0
+    return is_text_type(kind) or is_binary_type(kind)
+
+
+def _holds_texts(kind: pa.DataType) -> bool:
+    return is_text_type(getattr(kind, "value_type", kind))  # of lists in all of Arrow's layouts
+
+
+def _holds_labels(kind: pa.DataType) -> bool:
+    return is_text_type(kind) or pa.types.is_integer(kind)
+
+
+@dataclass
+class PairSources:
+    """Sources of the image-caption pairs of each split.
+
+    Args:
+        sources: sources by split.
+        opening: settings that all sources share.
+        max_pixels: images with more pixels are refused.
+        streaming: whether to stream the rows instead of memory-mapping a copy.
+    """
+
+    sources: dict[Split, list[str | Source]]
+    opening: Opening
+    max_pixels: int
+    streaming: bool = False
+
+    def open(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
+        return [opening.open(source, split, self.streaming) for source in self.sources[split]]
+
+    def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
+        """Open and check the rows of a split.
+
+        Args:
+            split: the split.
+            clean: whether to apply ALBEF's caption cleaning.
+            max_words: number of words that the cleaning keeps.
+
+        Returns:
+            The rows; None if the split has no source.
+
+        Raises:
+            UserError: If a source cannot be opened, or no probed row can be used.
+        """
+        sources = self.open(split)
+        if not sources:
+            return None
+        rows = Stream(sources, self.max_pixels) if self.streaming else PairTable(sources, self.max_pixels)
+        rows.check(split, split != "predict", clean, max_words)
+        return rows

@@ -1,4 +1,4 @@
-"""Parquet files by URL, of which the row groups that are read are fetched."""
+"""Parquet files on disk and by URL, of which only the row groups that are needed are read."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import pyarrow as pa
 from pyarrow import parquet
 
 from ..base.faults import ROW_ERRORS, BadSample, unreadable
-from .csv_rows import refuse_duplicates
-from .record import FAULT, Record, captions_in, identity_in, record
+from .layout import FAULT, Record, captions_in, identity_in, record
+from .lists import refuse_duplicates
 from .remote import open_file
-from .streamed import READ_AT_ONCE
+from .stream import READ_AT_ONCE
 
 FOOTER = 2**16
 """Bytes that are read ahead, enough for most files' metadata; columns are read in whole chunks."""
 
 
-def column_names(file: str) -> list[str]:
-    """Return the names of the columns of a file.
+def parquet_schema(file: str) -> pa.Schema:
+    """Return the names and types of the columns of a file.
 
     Args:
         file: a path or URL.
@@ -28,13 +29,19 @@ def column_names(file: str) -> list[str]:
         UserError: If a name is not unique.
     """
     with open_file(file, block=FOOTER) as content:
-        names: list[str] = parquet.read_schema(content).names
-    refuse_duplicates(names, file)
+        schema = parquet.read_schema(content)
+    refuse_duplicates(schema.names, file)
+    return schema
+
+
+def column_names(file: str) -> list[str]:
+    """Return the names of the columns of a file; arguments and errors as in `parquet_schema`."""
+    names: list[str] = parquet_schema(file).names
     return names
 
 
 def read_parquets(
-    files: list[str], image: str, caption: str, image_id: str | None, stamp: list[str], retries: int | None = None
+    files: list[str], image: str, caption: str, image_id: str | None, retries: int | None = None
 ) -> Iterator[Record]:
     """Yield the records of Parquet files.
 
@@ -43,7 +50,6 @@ def read_parquets(
         image: column of the images, encoded or paths.
         caption: column of the captions.
         image_id: column of the image ids; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
         retries: as in `attempted`.
     """
     for file in files:
@@ -68,10 +74,10 @@ def parquet_records(
 
 def _rows(table: parquet.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
     for batch in table.iter_batches(READ_AT_ONCE, [group], columns):
-        for place in range(batch.num_rows):
+        for row in range(batch.num_rows):
             # One by one: text that is not UTF-8 in one row would fail the conversion of all rows.
             try:
-                yield {name: batch[name][place].as_py() for name in columns}
+                yield {name: batch[name][row].as_py() for name in columns}
             except ROW_ERRORS as error:
                 yield {FAULT: unreadable(error, "").cause}
 
@@ -87,19 +93,21 @@ def _of_row(row: dict[str, Any], image: str, caption: str, image_id: str) -> Rec
     return {"image": content, "caption": captions_in(row.get(caption)), "image_id": identity_in(row.get(image_id))}
 
 
-class RemoteParquetSource:
-    """Streamed Parquet files by URL; reading starts at the row group of the first row.
+class ParquetSource:
+    """Streamed Parquet files; reading starts at the row group of the first row.
 
     Args:
-        files: the files.
-        image: as in `read_parquets`, like the next two.
+        files: paths or URLs.
+        image: column of the images, encoded or paths.
         caption: column of the captions.
-        image_id: column of the image ids.
+        image_id: column of the image ids; None for "image_id" if that exists.
         retries: as in `attempted`.
     """
 
     def __init__(self, files: Sequence[str], image: str, caption: str, image_id: str | None, retries: int) -> None:
-        self.files, self.columns, self.retries = list(files), (image, caption, image_id), retries
+        self.files = list(files)
+        self.columns = (image, caption, image_id)
+        self.retries = retries
         self.num_shards = len(self.files)
         self._counts: dict[int, int] = {}
 

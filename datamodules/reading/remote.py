@@ -26,6 +26,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from ...common.errors import UserError
 from ...common.shown import shown
 from ...common.urls import REMOVED, hidden, whole
+from ..base.decode import MAX_BYTES
 from ..base.faults import BadSample
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,9 @@ Result = TypeVar("Result")
 RETRIES = 5
 """Default number of times that a failed read is tried again: at most 16 seconds of waiting in all."""
 _retries = ContextVar("retries", default=RETRIES)
-FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
-"""Seconds before the first retry, which double for each further one up to the second number."""
+FIRST_WAIT = 0.5
+"""Seconds before the first retry, which double for each further one up to `LONGEST_WAIT`."""
+LONGEST_WAIT = 30.0
 BLOCK = 4 * 2**20
 """Bytes of a range when a file is read in order."""
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -78,8 +80,8 @@ def file_system(url: str) -> tuple[Any, str]:
     """
     scheme = url.partition("://")[0].lower()
     try:
-        found: tuple[Any, str] = url_to_fs(url)
-        return found
+        system: tuple[Any, str] = url_to_fs(url)
+        return system
     except (ImportError, ValueError) as error:
         package = _PACKAGES.get(scheme)
         advice = (
@@ -117,7 +119,7 @@ def attempted(url: str, retries: int | None, read: Callable[[Any, str], Result])
     Raises:
         NoRemoteFile: If there is no such file; not tried again.
         RemoteError: If the last call fails, or access is denied.
-        UserError: If the secrets of the URL are not known.
+        UserError: If the secrets of the URL are missing.
     """
     retries = current_retries() if retries is None else retries
     address = whole(url)
@@ -189,16 +191,19 @@ def stamp_of(path: str, retries: int | None = None) -> str:
 
 
 def read_url(path: str, name: str, retries: int | None = None) -> bytes:
-    """Read a file by URL, or a part of it by a URL of `part`, as the image of a row.
+    """Read a file by URL, or some bytes of a file by a URL of `url_of_bytes`, as the image of a row.
 
     Raises:
         BadSample: If it cannot be read; the cause is "missing file", "too large" or "unreadable".
     """
-    from ..base.decode import MAX_BYTES
-
     try:
-        found = _RANGE.fullmatch(path)
-        url, start, stop = (found[1], int(found[2]), int(found[3])) if found else (path, 0, size_of(path, retries))
+        url = path
+        start = 0
+        if span := _RANGE.fullmatch(path):
+            url = span[1]
+            start, stop = int(span[2]), int(span[3])
+        else:
+            stop = size_of(path, retries)
         if stop - start > MAX_BYTES:
             raise BadSample("too large", name)
         return read_range(url, start, stop, retries)
@@ -208,7 +213,7 @@ def read_url(path: str, name: str, retries: int | None = None) -> bytes:
         raise BadSample("unreadable", name) from None
 
 
-def part(url: str, start: int, size: int) -> str:
+def url_of_bytes(url: str, start: int, size: int) -> str:
     """Return the URL of some bytes of a file, for `read_url`."""
     return f"{url}#bytes={start}-{start + size}"
 
@@ -226,9 +231,11 @@ class RemoteFile(io.RawIOBase):
 
     def __init__(self, url: str, retries: int | None = None) -> None:
         super().__init__()
-        # Of here: Arrow reads in threads of its own.
+        # The context of this thread: Arrow reads in other threads.
         self.retries = current_retries() if retries is None else retries
-        self.url, self.size, self.place = url, size_of(url, self.retries), 0
+        self.url = url
+        self.size = size_of(url, self.retries)
+        self.position = 0
 
     def readable(self) -> bool:
         """Return True."""
@@ -239,21 +246,21 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the place of the next read."""
-        return self.place
+        """Return the position of the next read."""
+        return self.position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Set the place of the next read, which reads nothing by itself."""
-        self.place = max(0, offset + (0, self.place, self.size)[whence])
-        return self.place
+        """Set the position of the next read, which reads nothing by itself."""
+        self.position = max(0, offset + (0, self.position, self.size)[whence])
+        return self.position
 
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes into a buffer and return their number."""
         view = memoryview(buffer).cast("B")
-        stop = min(self.place + min(len(view), BLOCK), self.size)
-        data = read_range(self.url, self.place, stop, self.retries)
+        stop = min(self.position + min(len(view), BLOCK), self.size)
+        data = read_range(self.url, self.position, stop, self.retries)
         view[: len(data)] = data
-        self.place += len(data)
+        self.position += len(data)
         return len(data)
 
 
@@ -321,9 +328,9 @@ def is_inside(path: str, root: str) -> bool:
     what follows a semicolon: a URL is inside if it is so in each of these readings, with its query and without.
     """
     if is_remote(root):
-        scheme, _, place = root.partition("://")
+        scheme, _, root_address = root.partition("://")
         other, _, inner = path.partition("://")
-        folder = f"{place.rstrip('/')}/"
+        folder = f"{root_address.rstrip('/')}/"
         return scheme == other and all(
             posixpath.normpath(reading).startswith(folder)
             for address in (inner, re.split(r"[?#]", inner, maxsplit=1)[0])

@@ -1,4 +1,4 @@
-"""Resolution of a path, glob pattern, folder or hub name to a format and files."""
+"""Sources of rows as users name them, and their resolution to a format and files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from ...common.errors import UserError
 from ...common.names import nearest
 from ...common.ranges import POSITIVE, SettingsGroup
 from ...common.urls import keep
-from .authors_folder import DataSet, data_set_in
-from .members import IMAGE_SUFFIXES
+from ..base.stages import Split
+from .published import DataSet, data_set_in
 from .remote import find_files, is_remote, suffix_of, without_query
+from .tar import IMAGE_SUFFIXES
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 Format = Literal["auto", "parquet", "json", "imagefolder", "webdataset", "hub", "disk"]
@@ -29,14 +30,8 @@ _ENDINGS: dict[str, Format] = {
     ".tar": "webdataset",
     **{ending: "imagefolder" for ending in IMAGE_SUFFIXES},
 }
-_BY_URL: dict[str, Format] = {
-    ".parquet": "parquet",
-    ".tar": "webdataset",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".json": "json",
-    ".csv": "json",
-}
+_BY_URL = {ending: _ENDINGS[ending] for ending in (".parquet", ".tar", ".jsonl", ".ndjson", ".json", ".csv")}
+"""Formats that are read by URL; of a folder with several, the first is read."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -56,7 +51,7 @@ class Source(SettingsGroup):
         image_column: column of the images, if it differs from the datamodule's.
         caption_column: column of the captions, if it differs from the datamodule's.
         image_id_column: column of the image ids, if it differs from the datamodule's.
-        weight: number of times that an epoch of training reads each row; a fraction reads a part of the rows, drawn
+        weight: number of times that an epoch of training reads each row; a fraction reads some of the rows, drawn
             anew for each epoch. In a streamed source, the number of times that a pass reads each shard.
 
     Raises:
@@ -93,95 +88,134 @@ def as_source(source: Any) -> Source:
     return Source(os.fspath(source))
 
 
-def resolve(spec: Source) -> tuple[Format | DataSet, list[str], str]:
-    """Return the format of a source, its files, and the folder that relative image paths start from.
+Sources = str | Source | list[str | Source] | None
+
+
+def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[str | Source]]:
+    """Return the arguments of a datamodule as lists of sources by split.
 
     Raises:
-        UserError: If the source does not exist, or its format is not known.
+        UserError: If a source that is not for training has a weight.
     """
-    if is_remote(spec.path):
+    sources: dict[Split, list[str | Source]] = {
+        "train": _as_list(train),
+        "validation": _as_list(validation),
+        "test": _as_list(test),
+        "predict": _as_list(predict),
+    }
+    for split, several in sources.items():
+        for source in several if split != "train" else ():
+            if isinstance(source, Source) and source.weight != 1:
+                raise UserError(
+                    f"Expected no weight of {source.path!r} in the {split} split, got {source.weight}: remove it, "
+                    "since an evaluation reads each image once."
+                )
+    return sources
+
+
+def _as_list(sources: Sources) -> list[str | Source]:
+    """Convert sources in any form to a list."""
+    several = keep(sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources])
+    return [source if isinstance(source, str) else as_source(source) for source in several]
+
+
+class Resolved(NamedTuple):
+    """Format of a source, its files (none of a hub or a saved dataset), and the folder that image paths start from."""
+
+    format: Format | DataSet
+    files: list[str]
+    folder: str
+
+
+def resolve(source: Source) -> Resolved:
+    """Find the files of a source on a disk, or on the hub.
+
+    Raises:
+        UserError: If the source does not exist, or its format is unknown.
+    """
+    if is_remote(source.path):
         raise UserError(
-            f"Expected a file or a folder on a disk, got {spec.path!r}: copy it, since only image-caption pairs, "
+            f"Expected a file or a folder on a disk, got {source.path!r}: copy it, since only image-caption pairs, "
             "labelled images and reinforced shards are read by URL."
         )
-    path = os.path.expanduser(spec.path)
+    path = os.path.expanduser(source.path)
     if os.path.isdir(path):
-        return _resolve_folder(spec, path)
+        return _resolve_folder(source, path)
     if os.path.isfile(path):
         files = [path]
     elif glob.has_magic(path):
         files = sorted(glob.glob(path, recursive=True))
         if not files:
-            raise UserError(f"Expected files that match {spec.path!r}, got none: correct the pattern.")
-    elif spec.format == "hub" or (spec.format == "auto" and not _looks_local(path)):
-        return "hub", [], "."
+            raise UserError(f"Expected files that match {source.path!r}, got none: correct the pattern.")
+    elif source.format == "hub" or (source.format == "auto" and not _looks_local(path)):
+        return Resolved("hub", [], ".")
     else:
-        hub = ", or give `format: hub`" if spec.format == "auto" and _HUB_NAME.fullmatch(path) else ""
+        hub = ", or give `format: hub`" if source.format == "auto" and _HUB_NAME.fullmatch(path) else ""
         raise UserError(
-            f"Expected a file or a folder, got {spec.path!r}, which does not exist: correct the path"
-            f"{nearest_path(spec.path)}{hub}."
+            f"Expected a file or a folder, got {source.path!r}, which does not exist: correct the path"
+            f"{nearest_path(source.path)}{hub}."
         )
-    kind = spec.format
+    kind = source.format
     if kind == "auto":
-        kinds = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
-        if len(kinds) > 1 or None in kinds:
+        formats = {_ENDINGS.get(Path(file).suffix.lower()) for file in files}
+        if len(formats) > 1 or None in formats:
             endings = sorted({Path(file).suffix for file in files})
             raise UserError(
-                f"Expected one suffix among {', '.join(_ENDINGS)} in {spec.path!r}, got {endings}: convert the data, "
+                f"Expected one suffix among {', '.join(_ENDINGS)} in {source.path!r}, got {endings}: convert the data, "
                 "or give `format`."
             )
-        kind = kinds.pop()  # type: ignore[assignment]
-    return kind, [os.path.abspath(file) for file in files], os.path.dirname(os.path.abspath(files[0]))
+        kind = formats.pop()  # type: ignore[assignment]
+    files = [os.path.abspath(file) for file in files]
+    return Resolved(kind, files, os.path.dirname(files[0]))
 
 
-def resolve_url(spec: Source) -> tuple[Format | DataSet, list[str], str]:
-    """Return the format, the files and the folder of a source by URL; see `resolve`.
+def resolve_url(source: Source) -> Resolved:
+    """Find the files of a source by URL.
 
     Raises:
         UserError: If there are no files, or the format is not one that is read by URL.
     """
-    suffixes = tuple(suffix for suffix, kind in _BY_URL.items() if spec.format in ("auto", kind))
+    suffixes = tuple(suffix for suffix, kind in _BY_URL.items() if source.format in ("auto", kind))
     if not suffixes:
         raise UserError(
-            f"Expected one of {', '.join(dict.fromkeys(_BY_URL.values()))} as the format of {spec.path!r}, got "
-            f"{spec.format}: convert the data, or copy it to a disk."
+            f"Expected one of {', '.join(dict.fromkeys(_BY_URL.values()))} as the format of {source.path!r}, got "
+            f"{source.format}: convert the data, or copy it to a disk."
         )
-    files = find_files(spec.path, suffixes)
-    kinds = {_BY_URL.get(suffix_of(file)) for file in files}
-    kind = kinds.pop()
-    if kinds or kind is None:
+    files = find_files(source.path, suffixes)
+    formats = {_BY_URL.get(suffix_of(file)) for file in files}
+    kind = formats.pop()
+    if formats or kind is None:
         endings = sorted({suffix_of(file) for file in files})
         raise UserError(
-            f"Expected one suffix among {', '.join(suffixes)} in {spec.path!r}, got {endings}: narrow the pattern."
+            f"Expected one suffix among {', '.join(suffixes)} in {source.path!r}, got {endings}: narrow the pattern."
         )
     folder, _, name = without_query(files[0]).rpartition("/")
-    return "imagefolder" if name in METADATA else kind, files, folder
+    return Resolved("imagefolder" if name in METADATA else kind, files, folder)
 
 
-def _resolve_folder(spec: Source, path: str) -> tuple[Format | DataSet, list[str], str]:
+def _resolve_folder(source: Source, path: str) -> Resolved:
     folder = Path(os.path.abspath(path))
-    if spec.format == "disk" or (spec.format == "auto" and (folder / "state.json").exists()):
-        return "disk", [], str(folder)
-    if spec.format == "auto" and (folder / "dataset_dict.json").exists():
-        return "disk", [], str(folder)
-    if spec.format == "auto" and (data_set := data_set_in(folder)):
-        return data_set, [], str(folder)
-    if spec.format in ("auto", "imagefolder"):
+    is_saved = (folder / "state.json").exists() or (folder / "dataset_dict.json").exists()
+    if source.format == "disk" or (source.format == "auto" and is_saved):
+        return Resolved("disk", [], str(folder))
+    if source.format == "auto" and (data_set := data_set_in(folder)):
+        return Resolved(data_set, [], str(folder))
+    if source.format in ("auto", "imagefolder"):
         for name in METADATA:
             if (folder / name).exists():
-                return "imagefolder", [str(folder / name)], str(folder)
+                return Resolved("imagefolder", [str(folder / name)], str(folder))
     for kind, endings in (
         ("parquet", (".parquet",)),
         ("webdataset", (".tar",)),
         ("json", (".json", ".jsonl")),
         ("imagefolder", IMAGE_SUFFIXES),
     ):
-        if spec.format in ("auto", kind):
+        if source.format in ("auto", kind):
             files = sorted(str(file) for file in folder.rglob("*") if file.suffix.lower() in endings)
             if files:
-                return kind, files, str(folder)  # type: ignore[return-value]
+                return Resolved(kind, files, str(folder))  # type: ignore[arg-type]
     raise UserError(
-        f"Expected Parquet, tar or JSON files, images or {METADATA[0]} in the folder {spec.path!r}, got "
+        f"Expected Parquet, tar or JSON files, images or {METADATA[0]} in the folder {source.path!r}, got "
         f"{len(list(folder.iterdir()))} other entries: give another folder."
     )
 

@@ -15,8 +15,7 @@ from ...common.errors import UserError
 from ...common.urls import keep
 from ..base.decode import read_regular
 from .remote import find_files, is_remote, open_file
-from .tar import read_members
-from .tar_index import tar_index, tar_uids
+from .tar import read_members, tar_index, tar_uids
 
 MANIFEST = "manifest.json"
 """Name of the file that `ReinforcementWriter` writes beside the shards."""
@@ -35,12 +34,12 @@ def find_shards(sources: Sequence[str]) -> list[str]:
             continue
         path = os.path.expanduser(source)
         if os.path.isdir(path):
-            found = sorted(str(file) for file in Path(path).rglob("*.tar"))
+            matches = sorted(str(file) for file in Path(path).rglob("*.tar"))
         else:
-            found = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
-        if not found or not all(os.path.isfile(file) for file in found):
+            matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
+        if not matches or not all(os.path.isfile(file) for file in matches):
             raise UserError(f"Expected tar files in {source!r}, got none: correct the path or the pattern.")
-        files += [os.path.abspath(file) for file in found]
+        files += [os.path.abspath(file) for file in matches]
     return files
 
 
@@ -57,7 +56,7 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
     Raises:
         UserError: If a manifest cannot be read, or the teachers of several manifests differ.
     """
-    found: list[dict[str, Any]] = []
+    manifests: list[dict[str, Any]] = []
     for path in dict.fromkeys(os.path.join(os.path.dirname(shard), MANIFEST) for shard in shards):
         try:
             with open_file(path) as content:
@@ -66,20 +65,21 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
             continue
         try:
             teachers = json.loads(text)["teachers"]
-            dims, scales = ([kind(one[name]) for one in teachers] for name, kind in (("width", int), ("scale", float)))
+            dims = [int(teacher["width"]) for teacher in teachers]
+            scales = [float(teacher["scale"]) for teacher in teachers]
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"Expected width and scale of each teacher in {path!r}, got another content ({error}): restore "
                 "the file, or remove it and set widths and scales of the teachers in the model."
             ) from None
-        found.append({"dims": dims, "scales": scales, "source": repr(path)})
-        if (dims, scales) != (found[0]["dims"], found[0]["scales"]):
+        manifests.append({"dims": dims, "scales": scales, "source": repr(path)})
+        if (dims, scales) != (manifests[0]["dims"], manifests[0]["scales"]):
             raise UserError(
-                f"Expected the same teachers in all shards, got widths {found[0]['dims']} and scales "
-                f"{found[0]['scales']} in {found[0]['source']}, but widths {dims} and scales {scales} in "
+                f"Expected the same teachers in all shards, got widths {manifests[0]['dims']} and scales "
+                f"{manifests[0]['scales']} in {manifests[0]['source']}, but widths {dims} and scales {scales} in "
                 f"{path!r}: train on shards that the same teachers reinforced."
             )
-    return found[0] if found else None
+    return manifests[0] if manifests else None
 
 
 class Shards:
@@ -93,20 +93,20 @@ class Shards:
     def __init__(self, files: Sequence[str], cache: Path) -> None:
         self.files = list(files)
         self.indexes = [tar_index(file, cache) for file in self.files]
-        self.first = np.cumsum([0, *(len(index.start) for index in self.indexes)])
+        self._offsets = np.cumsum([0, *(len(index.start) for index in self.indexes)])
 
     def __len__(self) -> int:
-        return int(self.first[-1])
+        return int(self._offsets[-1])
 
     def locate(self, sample: int) -> tuple[int, int]:
         """Return the index of the shard of a sample, and the index of the sample in that shard."""
-        shard = int(np.searchsorted(self.first, sample, side="right")) - 1
-        return shard, sample - int(self.first[shard])
+        shard = int(np.searchsorted(self._offsets, sample, side="right")) - 1
+        return shard, sample - int(self._offsets[shard])
 
     def key(self, sample: int) -> str:
         """Return the key of a sample, the prefix of the names of its members."""
-        shard, place = self.locate(sample)
-        return os.fsdecode(bytes(self.indexes[shard].keys[place]))
+        shard, row = self.locate(sample)
+        return os.fsdecode(bytes(self.indexes[shard].keys[row]))
 
     def name(self, sample: int) -> str:
         """Return the name of a sample in messages."""
@@ -118,17 +118,17 @@ class Shards:
         Raises:
             BadSample: If the shard has changed, or cannot be read.
         """
-        shard, place = self.locate(sample)
+        shard, row = self.locate(sample)
         index = self.indexes[shard]
-        span = int(index.start[place]), int(index.stop[place])
-        return read_members(self.files[shard], *span, self.name(sample), bytes(index.keys[place]))
+        span = int(index.start[row]), int(index.stop[row])
+        return read_members(self.files[shard], *span, self.name(sample), bytes(index.keys[row]))
 
 
 class SeparateImages:
     """Images that are not in the shards: in tar files with the names of the shards, or in files.
 
-    An image belongs to the sample with the same key, or to the sample whose `uid` is the key of the image. No image
-    is found for a `uid` that leaves the folder.
+    An image belongs to the sample with the same key, or to the sample whose `uid` is the key of the image. A `uid` that
+    leaves the folder has no image.
 
     Args:
         folder: folder of tar files with the names of the shards, or of files `<key>.jpg` or `<shard>/<key>.jpg`.
@@ -158,18 +158,18 @@ class SeparateImages:
             )
         if tars:
             self.tars = [Shards([tars[name]], cache) for name in names]
-            self.places = [self._places(number, images) for number, images in enumerate(self.tars)]
+            self._image_indices = [self._image_index(number, images) for number, images in enumerate(self.tars)]
 
-    def _places(self, number: int, images: Shards) -> np.ndarray:
+    def _image_index(self, number: int, images: Shards) -> np.ndarray:
         """Return the index of each sample's image in the tar file of the images; -1 for samples without an image."""
         wanted = self.shards.indexes[number].keys
-        places = _lookup(wanted, images.indexes[0].keys)
-        if len(wanted) and (places < 0).all():
+        index = _lookup(wanted, images.indexes[0].keys)
+        if len(wanted) and (index < 0).all():
             # Keys that number the samples of each file are unrelated.
             uids = tar_uids(self.shards.files[number], self.shards.indexes[number], self.cache)
             others = tar_uids(images.files[0], images.indexes[0], self.cache)
-            places = np.where(uids == b"", -1, _lookup(uids, others))
-        return places
+            index = np.where(uids == b"", -1, _lookup(uids, others))
+        return index
 
     def members(self, sample: int, key: str, uid: str) -> dict[str, bytes]:
         """Read the members of the image of a sample; empty if there is no image.
@@ -182,10 +182,10 @@ class SeparateImages:
         Raises:
             BadSample: If the image cannot be read.
         """
-        shard, place = self.shards.locate(sample)
+        shard, row = self.shards.locate(sample)
         if self.tars is not None:
-            other = int(self.places[shard][place])
-            return self.tars[shard].members(other) if other >= 0 else {}
+            image_row = int(self._image_indices[shard][row])
+            return self.tars[shard].members(image_row) if image_row >= 0 else {}
         stem = Path(self.shards.files[shard]).stem
         for name in dict.fromkeys(name for name in (key, uid) if name):
             # Downloaded shards may contain any name, such as "../../home/me/photo" or an absolute path.
@@ -206,5 +206,5 @@ def _lookup(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
         return np.full(len(wanted), -1)
     order = np.argsort(present, kind="stable")
     at = np.minimum(np.searchsorted(present, wanted, sorter=order), len(present) - 1)
-    places = order[at]
-    return np.where(present[places] == wanted, places, -1)
+    index = order[at]
+    return np.where(present[index] == wanted, index, -1)

@@ -1,18 +1,22 @@
-"""Rows of streamed splits."""
+"""Rows of streamed splits, and the sources that the `datasets` library streams."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from PIL import Image
+
 from ...common.errors import UserError
-from ..base.decode import decode_image, read_image
-from ..base.faults import BadSample, Fault
+from ..base.decode import decode_image
+from ..base.faults import EMPTY_CAPTION, BadSample, Fault
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, identity_number
-from .remote import is_remote, read_url
 
+READ_AT_ONCE = 64
+"""Number of rows that are read together from a file."""
 TOKENIZER_ROWS = 100_000
 """Number of rows that a tokenizer is trained on, since a stream may be endless."""
 
@@ -29,6 +33,33 @@ class StreamedSource(Protocol):
         """Yield the rows of a shard by column, starting at row `start`."""
 
 
+class LibrarySource:
+    """Streamed source with an unknown number of rows (JSON, CSV, the hub).
+
+    Args:
+        data: a `datasets.IterableDataset` whose images are not decoded.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+        self.num_shards: int = data.num_shards
+
+    def count(self, shard: int) -> int | None:
+        """Return None, since the number of rows of a shard is unknown."""
+        return None
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard by column, starting at row `start`."""
+        return itertools.islice(self._rows(shard), start, None)
+
+    def _rows(self, shard: int) -> Iterator[dict[str, Any]]:
+        data = self.data.shard(num_shards=self.num_shards, index=shard)
+        # Not iteration over rows, which would divide the shard among the loader workers again.
+        for columns in data.iter(batch_size=READ_AT_ONCE):
+            for values in zip(*columns.values(), strict=True):
+                yield dict(zip(columns, values, strict=True))
+
+
 class StreamedRow(NamedTuple):
     """One row with its image still encoded; its index is the shard's index times 2**32 plus the row in the shard."""
 
@@ -41,19 +72,21 @@ class Stream:
     """Shards of one or several streamed sources.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
 
     Raises:
         UserError: If a weight does not give whole shards.
     """
 
-    def __init__(self, parts: Sequence[tuple[StreamedSource, Layout]], max_pixels: int) -> None:
-        self.parts = list(parts)
+    def __init__(self, sources: Sequence[tuple[StreamedSource, Layout]], max_pixels: int) -> None:
+        self.sources = list(sources)
         self.max_pixels = max_pixels
-        self.shards = [(part, shard) for part, (source, _) in enumerate(parts) for shard in range(source.num_shards)]
-        self.mix = Mix([source.num_shards for source, _ in parts], [layout.weight for _, layout in parts])
-        for source, layout in parts:
+        self.shards = [
+            (index, shard) for index, (source, _) in enumerate(sources) for shard in range(source.num_shards)
+        ]
+        self.mix = Mix([source.num_shards for source, _ in sources], [layout.weight for _, layout in sources])
+        for source, layout in sources:
             share = source.num_shards * layout.weight
             if abs(share - round(share)) > 1e-6:
                 raise UserError(
@@ -63,26 +96,26 @@ class Stream:
 
     def shards_read(self) -> list[int]:
         """Return the number of shards that a pass reads of each source, by its weight."""
-        return [round(source.num_shards * layout.weight) for source, layout in self.parts]
+        return [round(source.num_shards * layout.weight) for source, layout in self.sources]
 
     def count(self, shard: int) -> int | None:
         """Return the number of rows of a shard, or None if the number is unknown."""
-        part, number = self.shards[shard]
-        return self.parts[part][0].count(number)
+        index, number = self.shards[shard]
+        return self.sources[index][0].count(number)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[StreamedRow]:
         """Yield the rows of one shard in their order, starting at row `start`."""
-        part, number = self.shards[shard]
-        source, layout = self.parts[part]
-        for place, values in enumerate(source.rows(number, start), start):
-            index = shard << 32 | place
-            name = self.image_name(index)
-            yield StreamedRow(layout.row(values, name), index, name)
+        index, number = self.shards[shard]
+        source, layout = self.sources[index]
+        for row, values in enumerate(source.rows(number, start), start):
+            sample_index = shard << 32 | row
+            name = self.image_name(sample_index)
+            yield StreamedRow(layout.row(values, name), sample_index, name)
 
     def image_name(self, sample_index: int) -> str:
         """Return source, shard and row of an image; the path of the image is known only while the row is read."""
-        part, shard = self.shards[sample_index >> 32]
-        return f"{self.parts[part][1].origin}, shard {shard}, row {sample_index & 0xFFFFFFFF}"
+        index, shard = self.shards[sample_index >> 32]
+        return f"{self.sources[index][1].origin}, shard {shard}, row {sample_index & 0xFFFFFFFF}"
 
     def all_rows(self) -> Iterator[StreamedRow]:
         """Yield all rows of all shards."""
@@ -91,37 +124,23 @@ class Stream:
 
     def image_id(self, item: StreamedRow) -> int:
         """Return a number that is equal for rows of the same image."""
-        identity = item.row.image_id
+        image, _, identity, _ = item.row
         if identity is not None:
-            several = len(self.parts) > 1
-            return identity_number(identity, self.shards[item.sample_index >> 32][0] if several else None)
-        if item.row.data is None and item.row.path is not None:
-            return text_id(item.row.path)
-        return item.sample_index
+            index, _ = self.shards[item.sample_index >> 32]
+            return identity_number(identity, index if len(self.sources) > 1 else None)
+        return text_id(image.path) if image.data is None and image.path is not None else item.sample_index
 
-    def layout_of(self, item: StreamedRow) -> Layout:
-        """Return the layout of the source of a row."""
-        return self.parts[self.shards[item.sample_index >> 32][0]][1]
-
-    def decoder(self, item: StreamedRow) -> Callable[[], Any]:
+    def decoder(self, item: StreamedRow) -> Callable[[], Image.Image]:
         """Return a function that decodes the image of a row, or raises `BadSample`."""
-        return lambda: decode_image(self.encoded(item), None, self._image_name_of(item), self.max_pixels)
+        return lambda: decode_image(self.encoded(item), None, item.row.image.name(item.name), self.max_pixels)
 
     def encoded(self, item: StreamedRow) -> bytes:
         """Return the encoded image of a row; raises `BadSample`."""
         if item.row.fault is not None:
             raise BadSample(*item.row.fault)
-        data, path, name = item.row.data, item.row.path, self._image_name_of(item)
-        if data is None and path:
-            layout = self.layout_of(item)
-            layout.check_inside(path)
-            if is_remote(path):
-                return read_url(path, name, layout.retries)
-        return read_image(data, path, name)
-
-    @staticmethod
-    def _image_name_of(item: StreamedRow) -> str:
-        return item.row.path if item.row.data is None and item.row.path else item.name
+        index, _ = self.shards[item.sample_index >> 32]
+        _, layout = self.sources[index]
+        return layout.read(item.row.image, item.name)
 
     def texts(self) -> Iterator[str]:
         """Yield the captions of the first `TOKENIZER_ROWS` rows, to train a tokenizer on."""
@@ -136,8 +155,9 @@ class Stream:
         Raises:
             UserError: If the split is empty, or none of the first rows can be used.
         """
-        origins = ", ".join(repr(layout.origin) for _, layout in self.parts)
-        tried, faults = 0, list[Fault]()
+        origins = ", ".join(repr(layout.origin) for _, layout in self.sources)
+        tried = 0
+        faults: list[Fault] = []
         for item in self.all_rows():
             if tried == PROBED_ROWS:
                 break
@@ -146,7 +166,7 @@ class Stream:
                 faults.append(item.row.fault)
                 continue
             if need_captions and not any(usable_caption(text, clean, max_words) for text in item.row.captions):
-                faults.append(Fault("empty caption", item.name))
+                faults.append(Fault(EMPTY_CAPTION, item.name))
                 continue
             try:
                 self.decoder(item)()

@@ -14,36 +14,34 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from ...common.errors import UserError
-from ..base.decode import decode_image, read_image
+from ..base.decode import decode_image
 from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
-from .arrow_types import is_binary_type, is_list_type
-from .layout import PROBED_ROWS, Ids, Layout, read_ids
-from .remote import is_remote, read_url
+from .layout import Ids, Layout, StoredImage, is_binary_type, is_list_type, probed_rows, read_ids
 
 
 class ImageTable:
     """Images of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+    def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
         self.max_pixels = max_pixels
-        self.layouts = [layout for _, layout in parts]
+        self.layouts = [layout for _, layout in sources]
         self._images = [
             dataset.select_columns([layout.image, *([layout.fault] if layout.fault is not None else [])])
-            for dataset, layout in parts
+            for dataset, layout in sources
         ]
         # Separate from the images, so that reading a caption does not copy the image.
         self._texts = [
             dataset.select_columns([layout.caption]) if layout.caption is not None else None
-            for dataset, layout in parts
+            for dataset, layout in sources
         ]
-        self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in parts)]).tolist()
+        self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in sources)]).tolist()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -54,8 +52,9 @@ class ImageTable:
         return Mix(np.diff(self._starts).tolist(), [layout.weight for layout in self.layouts])
 
     def _locate(self, row: int) -> tuple[int, int]:
-        part = bisect_right(self._starts, row) - 1
-        return part, row - self._starts[part]
+        """Return the index of the source of a row, and the index of the row in the source."""
+        source = bisect_right(self._starts, row) - 1
+        return source, row - self._starts[source]
 
     @cached_property
     def _columns(self) -> list[dict[str, pa.ChunkedArray]]:
@@ -74,29 +73,33 @@ class ImageTable:
         # For spawned workers: datasets are pickled as file names, these columns would be pickled with their content.
         return {name: value for name, value in self.__dict__.items() if name != "_columns"}
 
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image.
+
+        Raises:
+            BadSample: If the image cannot be used.
+        """
+        image = self._stored_image(row)
+        name = self.name(row)
+        encoded = self._layout(row).read(image, name)
+        return decode_image(encoded, None, image.name(name), self.max_pixels)
+
     def encoded(self, row: int) -> bytes:
         """Return the encoded image.
 
         Raises:
             BadSample: If the row has a fault, or the file cannot be read.
         """
-        return read_image(*self._located_image(row))
+        return self._layout(row).read(self._stored_image(row), self.name(row))
 
-    def _data_or_path(self, row: int) -> tuple[bytes | None, str | None]:
+    def _stored_image(self, row: int) -> StoredImage:
         """Return the encoded image, or the absolute path of its file; raises `BadSample`."""
-        layout = self.layouts[self._locate(row)[0]]
+        layout = self._layout(row)
         return layout.encoded_image({layout.image: self._value(row, layout.image)})
 
-    def _located_image(self, row: int) -> tuple[bytes | None, str | None, str]:
-        """Return the encoded image or its checked path, and its name in messages; raises `BadSample`."""
-        data, path = self._data_or_path(row)
-        if data is not None or not path:
-            return data, None, self.name(row)
-        layout = self.layouts[self._locate(row)[0]]
-        layout.check_inside(path)
-        if is_remote(path):
-            return read_url(path, path, layout.retries), None, path
-        return None, path, path
+    def _layout(self, row: int) -> Layout:
+        """Return the layout of the source of a row."""
+        return self.layouts[self._locate(row)[0]]
 
     def _value(self, row: int, column: str) -> Any:
         """Return the value of a row in a column; all faults of single rows are raised in this method.
@@ -104,25 +107,18 @@ class ImageTable:
         Raises:
             BadSample: If the row has a fault, or its content cannot be read, such as text that is not UTF-8.
         """
-        part, local = self._locate(row)
-        columns, fault = self._columns[part], self.layouts[part].fault
-        if fault is not None and (cause := columns[fault][local].as_py()) is not None:
+        source, position = self._locate(row)
+        columns = self._columns[source]
+        fault = self.layouts[source].fault
+        if fault is not None and (cause := columns[fault][position].as_py()) is not None:
             raise BadSample(cause, self.name(row))
         with reading(self.name(row)):
-            return columns[column][local].as_py()
-
-    def image(self, row: int) -> Image.Image:
-        """Return the decoded image.
-
-        Raises:
-            BadSample: If the image cannot be used.
-        """
-        return decode_image(*self._located_image(row), self.max_pixels)
+            return columns[column][position].as_py()
 
     def name(self, row: int) -> str:
         """Return the source of a row and its index in the source, its name in messages."""
-        part, local = self._locate(row)
-        return f"{self.layouts[part].origin}, row {local}"
+        source, position = self._locate(row)
+        return f"{self.layouts[source].origin}, row {position}"
 
     def image_name(self, row: int) -> str:
         """Return the absolute path of an image file, or the name of the row if the data contains the image.
@@ -130,10 +126,8 @@ class ImageTable:
         Raises:
             BadSample: If the row has a fault.
         """
-        if self._contains_images[self._locate(row)[0]]:
-            return self.name(row)
-        data, path = self._data_or_path(row)
-        return path if data is None and path else self.name(row)
+        name = self.name(row)
+        return name if self._contains_images[self._locate(row)[0]] else self._stored_image(row).name(name)
 
     @cached_property
     def _contains_images(self) -> list[bool]:
@@ -167,7 +161,7 @@ class ImageTable:
             raise UserError(f"Expected rows in the {split} split ({origins}), got none: check the path.")
         causes: dict[str, int] = {}
         example = ""
-        rows = np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist()
+        rows = probed_rows(len(self))
         for row in rows:
             fault = unusable(row)
             if fault is None:
@@ -186,15 +180,15 @@ class PairTable(ImageTable):
     """Rows of images and captions of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
-        super().__init__(parts, max_pixels)
+    def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
+        super().__init__(sources, max_pixels)
         self._identities = [
             dataset.select_columns([layout.image_id]) if layout.image_id is not None else None
-            for dataset, layout in parts
+            for dataset, layout in sources
         ]
 
     def captions(self, row: int) -> list[str]:
@@ -203,7 +197,7 @@ class PairTable(ImageTable):
         Raises:
             BadSample: If the row has a fault.
         """
-        layout = self.layouts[self._locate(row)[0]]
+        layout = self._layout(row)
         if layout.caption is None:
             return []
         return layout.texts({layout.caption: self._value(row, layout.caption)})
@@ -215,8 +209,8 @@ class PairTable(ImageTable):
             int64 [N].
         """
         counts = np.ones(len(self), np.int64)
-        for part, (layout, start) in enumerate(zip(self.layouts, self._starts, strict=False)):
-            column = self._columns[part].get(layout.caption) if layout.caption is not None else None
+        for columns, layout, start in zip(self._columns, self.layouts, self._starts, strict=False):
+            column = columns.get(layout.caption) if layout.caption is not None else None
             if column is not None and is_list_type(column.type):
                 lengths = pc.list_value_length(column).fill_null(1).to_numpy()
                 counts[start : start + len(lengths)] = np.maximum(lengths, 1)
@@ -230,27 +224,27 @@ class PairTable(ImageTable):
         Raises:
             BadSample: If the row has a fault, or has no id in the column that the user named.
         """
-        part, local = self._locate(row)
-        ids = self._numbers[part]
-        if ids is not None:
-            if (cause := ids.faults.get(local)) is not None:
-                raise BadSample(cause, self.name(row))
-            if local not in ids.absent:
-                return int(ids.values[local])
-            data, path = self._data_or_path(row)
-            # The index of the row could be the id of another image.
-            return text_id(path if data is None and path is not None else f"row\0{row}")
-        if self._contains_images[part]:
-            return row
-        data, path = self._data_or_path(row)
-        return text_id(path) if data is None and path is not None else row
+        source, position = self._locate(row)
+        ids = self._numbers[source]
+        if ids is None:
+            return row if self._contains_images[source] else self._path_number(row, row)
+        if (cause := ids.faults.get(position)) is not None:
+            raise BadSample(cause, self.name(row))
+        if position not in ids.absent:
+            return int(ids.values[position])
+        return self._path_number(row, text_id(f"row\0{row}"))  # the index of the row could be the id of another image
+
+    def _path_number(self, row: int, otherwise: int) -> int:
+        """Return a hash of the path of an image, or another number if the row contains the image."""
+        image = self._stored_image(row)
+        return text_id(image.path) if image.data is None and image.path is not None else otherwise
 
     @cached_property
     def _numbers(self) -> list[Ids | None]:
         """Ids of each source, None for a source without an id column."""
         several = len(self.layouts) > 1
         numbers: list[Ids | None] = []
-        for part, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
+        for source, (layout, identities) in enumerate(zip(self.layouts, self._identities, strict=True)):
             if identities is None:
                 numbers.append(None)
                 continue
@@ -262,7 +256,7 @@ class PairTable(ImageTable):
             if not several and fits and not column.null_count:
                 numbers.append(Ids(column.to_numpy().astype(np.int64), {}, set()))
                 continue
-            numbers.append(read_ids(column, part if several else None, layout.needs_id))
+            numbers.append(read_ids(column, source if several else None, layout.needs_id))
         return numbers
 
     def images(self) -> list[list[int]]:

@@ -1,7 +1,11 @@
-"""Reader of tar shards: the assignment of members to samples, and the members of a sample at given offsets.
+"""Tar shards: the members of a sample, and the index of the samples by byte offsets.
 
-All readers of shards (records, indexes, reinforced samples) use `sample_of`: a sample consists of adjacent
-members whose names are equal up to the first dot of the file name.
+A sample consists of adjacent members whose names are equal up to the first dot of the file name, its key (`sample_of`).
+The kind of a member is what follows this dot, such as `jpg` or `syn.json`.
+
+A tar file has no table of contents, so all headers are read once to create the index, which is stored beside the shard
+or in a cache. With the index, each sample is read by one read operation, in any order: the data is not copied, and no
+position of a stream has to be restored.
 """
 
 from __future__ import annotations
@@ -9,16 +13,25 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import json
 import lzma
 import os
 import tarfile
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from ...common.errors import UserError
 from ..base.faults import BadSample
+from .cache import Arrays, cached_arrays
 from .remote import is_remote, open_file, read_range, size_of
 
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
+TEXT_KEYS = ("txt", "text", "caption", "cap")
+_MAX_UID_LENGTH = 1024  # indexes hold the uids in an array of fixed width
 BLOCK = 512
 """Block size of the tar format, bytes."""
 HEADERS = 2**12
@@ -79,9 +92,8 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
                 stop = member.offset_data + -(-member.size // BLOCK) * BLOCK
                 if member.offset_data + member.size > size:
                     raise tarfile.ReadError("it is truncated")
-                found = sample_of(member)
-                if found is not None:
-                    yield os.fsencode(found[0]), member.offset, stop  # names need not be UTF-8
+                if (names := sample_of(member)) is not None:
+                    yield os.fsencode(names[0]), member.offset, stop  # names need not be UTF-8
             end = tar.offset
         # The library treats a damaged header as the end of the archive.
         content.seek(end)
@@ -109,19 +121,19 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
             with open(file, "rb") as content:
                 content.seek(start)
                 block = content.read(stop - start)
-        found = _plain_members(block)
-        if found is None:
-            found = []
+        members = _plain_members(block)
+        if members is None:
+            members = []
             with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
                 for member in tar:
                     if (names := sample_of(member)) is not None:
                         data = block[member.offset_data : member.offset_data + member.size]
-                        found.append((os.fsencode(names[0]), names[1], data))
+                        members.append((os.fsencode(names[0]), names[1], data))
     except (OSError, MemoryError, *TAR_ERRORS):
         raise BadSample("unreadable shard", name) from None
-    if {stem for stem, _, _ in found} != {key}:  # the shard was replaced by one of equal size
+    if {stem for stem, _, _ in members} != {key}:  # the shard was replaced by one of equal size
         raise BadSample(STALE, name)
-    return {kind: content for _, kind, content in found}
+    return {kind: content for _, kind, content in members}
 
 
 def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
@@ -130,19 +142,20 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
     The reader of the library takes half a millisecond per sample, an eighth of the time to decode the image.
     """
     members: list[tuple[bytes, str, bytes]] = []
-    place = 0
-    while place < len(block):
-        header = block[place : place + BLOCK]
+    offset = 0
+    while offset < len(block):
+        header = block[offset : offset + BLOCK]
         try:
-            size, total = int(header[124:135], 8), int(header[148:154], 8)
+            size = int(header[124:135], 8)
+            total = int(header[148:154], 8)
         except ValueError:
             return None
         if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
             return None
         names = split_name(_name_in(header))
-        start = place + BLOCK
-        place = start + -(-size // BLOCK) * BLOCK
-        if names is None or place > len(block):
+        start = offset + BLOCK
+        offset = start + -(-size // BLOCK) * BLOCK
+        if names is None or offset > len(block):
             return None
         members.append((os.fsencode(names[0]), names[1], block[start : start + size]))
     return members
@@ -150,7 +163,7 @@ def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
 
 def _name_in(header: bytes) -> str:
     """Return the name of a plain file from its header."""
-    name, prefix = (part.partition(b"\0")[0] for part in (header[:100], header[345:500]))
+    name, prefix = (field.partition(b"\0")[0] for field in (header[:100], header[345:500]))
     return os.fsdecode(prefix + b"/" + name if prefix else name)
 
 
@@ -158,3 +171,114 @@ def key_in(header: bytes) -> bytes:
     """Return the key of the sample that a header belongs to; empty if it belongs to no sample."""
     names = split_name(_name_in(header))
     return os.fsencode(names[0]) if names is not None else b""
+
+
+# Content of the members
+
+
+def caption_of(members: dict[str, bytes]) -> list[str]:
+    """Return a list with the real caption, or an empty list if there is none."""
+    data = next((members[kind] for kind in TEXT_KEYS if kind in members), None)
+    return [] if data is None else [data.decode("utf-8", errors="replace")]
+
+
+def uid_of(members: dict[str, bytes]) -> str:
+    """Return the entry `uid` of the member `json`, or an empty string if there is no usable one."""
+    uid = json_of(members, "json").get("uid")
+    return str(uid) if isinstance(uid, (str, int)) and len(str(uid)) <= _MAX_UID_LENGTH else ""
+
+
+def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
+    """Return the JSON object in a member, or an empty one if there is none."""
+    try:
+        value = json.loads(members.get(kind, b"{}"))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+# Index
+
+
+class TarIndex(NamedTuple):
+    """Byte offsets and keys of the samples of a shard, in their order."""
+
+    start: np.ndarray  # int64 [N], byte of the first header
+    stop: np.ndarray  # int64 [N], byte after the last member
+    keys: np.ndarray  # bytes [N]
+
+
+def tar_index(file: str, cache: Path) -> TarIndex:
+    """Return the index of a shard: the index beside it, or else the cached index, or else a new one.
+
+    Copying a shard with its index changes the modification times, so an index beside a shard is checked by its content:
+    some samples are looked up here, and `read_members` checks each sample that is read.
+
+    Args:
+        file: absolute path or URL.
+        cache: folder of the cached indexes.
+
+    Raises:
+        UserError: If the file is not a tar file, is truncated, or is damaged.
+    """
+    beside = _index_beside(file)
+    return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
+
+
+def _read_index(file: str) -> TarIndex:
+    spans = list(sample_spans(file))
+    keys, starts, stops = zip(*spans, strict=True) if spans else ((), (), ())
+    return TarIndex(np.array(starts, np.int64), np.array(stops, np.int64), np.array(keys, np.bytes_))
+
+
+def index_beside(path: Path) -> Path:
+    """Return the path of the index that belongs to a shard."""
+    return path.with_name(f"{path.stem}.index.json")
+
+
+def _index_beside(file: str) -> TarIndex | None:
+    """Return the index beside a shard; None if there is no index, or it belongs to another file."""
+    try:
+        with open_file(f"{os.path.splitext(file)[0]}.index.json") as content:
+            kept = json.loads(content.read())
+        size = size_of(file)
+        if kept["bytes"] != size:
+            return None
+        start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
+        index = TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
+        return index if _matches(index, file, size) else None
+    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _matches(index: TarIndex, file: str, size: int) -> bool:
+    """Return whether an index fits a shard: all offsets are in the file, and the probed samples have their keys."""
+    start, stop, keys = index
+    if not start.shape == stop.shape == keys.shape == (len(keys),):
+        return False
+    if not len(keys):
+        return True
+    if (start < 0).any() or (stop <= start).any() or (start[1:] < stop[:-1]).any() or stop[-1] > size:
+        return False
+    with open_file(file, block=BLOCK) as content:
+        for sample in {0, len(keys) // 2, len(keys) - 1}:
+            content.seek(int(start[sample]))
+            if key_in(content.read(BLOCK)) != keys[sample]:
+                return False
+    return True
+
+
+def tar_uids(file: str, index: TarIndex, cache: Path) -> np.ndarray:
+    """Return the `uid` in the `json` of each sample, bytes [N], empty without one; cached like the index."""
+
+    def read() -> Arrays:
+        spans = zip(index.start.tolist(), index.stop.tolist(), index.keys.tolist(), strict=True)
+        return {"uids": np.array([uid(*span) for span in spans], np.bytes_)}
+
+    def uid(start: int, stop: int, key: bytes) -> bytes:
+        try:
+            return uid_of(read_members(file, start, stop, file, key)).encode(errors="surrogatepass")
+        except BadSample:
+            return b""  # counted as a bad row when the sample is read
+
+    return cached_arrays(file, cache, "uids", read)["uids"]

@@ -17,16 +17,15 @@ from ..base.decode import MAX_BYTES
 from ..base.faults import BadSample
 from ..base.text_files import parse_integer
 from .cache import Arrays, cached_arrays
-from .members import IMAGE_SUFFIXES, TEXT_KEYS
-from .record import Record, captions_in, identity_in, record
-from .remote import BLOCK, current_retries, open_file, part
-from .tar import HEADERS, TAR_ERRORS, require_tar, sample_of
+from .layout import Record, captions_in, identity_in, record
+from .remote import BLOCK, current_retries, open_file, url_of_bytes
+from .tar import HEADERS, IMAGE_SUFFIXES, TAR_ERRORS, TEXT_KEYS, require_tar, sample_of
 
 SHARDS_AT_ONCE = 32
 """Number of shards by URL whose headers are read at the same time, since each read waits for the network."""
 
 
-def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
+def read_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[Record]:
     """Yield the records of WebDataset shards, in which adjacent members with the same key are a sample.
 
     The image is the member with the suffix of an image; the captions are the member `caption` or `txt`, or the
@@ -36,7 +35,6 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         files: tar files.
         caption: key of the caption.
         image_id: key of the image id in the member `json`; None for "image_id" if that exists.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If a file is not a tar file or is truncated.
@@ -45,8 +43,8 @@ def read_tars(files: list[str], caption: str, image_id: str | None, stamp: list[
         yield from tar_records(file, caption, image_id)
 
 
-def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp: list[str]) -> Iterator[Record]:
-    """Yield the records of shards by URL as `read_tars` does, with the URL of an image's bytes in its place.
+def read_remote_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[Record]:
+    """Yield the records of shards by URL as `read_tars` does, with the URL of an image's bytes instead of the image.
 
     Headers and texts are read, of several shards at once; an image is read when its row is.
     """
@@ -56,8 +54,8 @@ def read_remote_tars(files: list[str], caption: str, image_id: str | None, stamp
         return list(tar_records(file, caption, image_id, retries=retries, images=False))
 
     with ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
-        for found in pool.map(records, files):
-            yield from found
+        for records_of_file in pool.map(records, files):
+            yield from records_of_file
 
 
 def tar_records(
@@ -78,15 +76,15 @@ def tar_records(
         content.seek(start)
         with tarfile.open(fileobj=content, mode="r" if images else "r:") as tar:
             sample: dict[str, Any] = {}
-            for first, kind, member in _record_members(tar, caption):
-                if first and sample:
+            for starts, kind, member in _record_members(tar, caption):
+                if starts and sample:
                     yield _record(sample, caption, identity)
                     sample = {}
                 if member.size > MAX_BYTES:  # a sparse member can declare any size
                     sample["too large"] = b""
                     continue
                 if kind == "image" and not images and not member.issparse():
-                    sample["path"] = part(file, member.offset_data, member.size)
+                    sample["path"] = url_of_bytes(file, member.offset_data, member.size)
                     continue
                 # Read before the next header, since a compressed file seeks backwards only by decompressing from the
                 # start.
@@ -106,20 +104,22 @@ def tar_starts(file: str, caption: str, retries: int | None = None) -> list[int]
         tarfile.TarError: If the shard is compressed or damaged.
     """
     with open_file(file, retries, HEADERS) as content, tarfile.open(fileobj=content, mode="r:") as tar:
-        return [member.offset for first, _, member in _record_members(tar, caption) if first]
+        return [member.offset for starts, _, member in _record_members(tar, caption) if starts]
 
 
 def _record_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
     """Yield the members that belong to records: whether a member starts a record, its kind, and its header."""
     wanted = {*TEXT_KEYS, caption, "json"}
-    current, begun = "", False
+    current = ""
+    begun = False
     for member in tar:
         names = sample_of(member)
         if names is None:
             continue
         key, kind = names
         if key != current:
-            current, begun = key, False
+            current = key
+            begun = False
         image = f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES
         if image or kind in wanted:
             yield not begun, "image" if image else kind, member
@@ -178,21 +178,21 @@ class TarSource:
 
     def count(self, shard: int) -> int | None:
         """Return the number of samples of a shard; None if the shard is compressed or damaged."""
-        starts = self._places(shard)
+        starts = self._offsets(shard)
         return None if starts is None else len(starts)
 
     def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the samples of a shard by column, starting at sample `start`."""
-        starts = self._places(shard) if start else None
+        starts = self._offsets(shard) if start else None
         if starts is None:
             yield from itertools.islice(self._records(shard, 0), start, None)
         elif start < len(starts):
             yield from self._records(shard, int(starts[start]))
 
-    def _records(self, shard: int, first: int) -> Iterator[dict[str, Any]]:
-        return tar_records(self.files[shard], self.caption, self.image_id, first, self.retries)
+    def _records(self, shard: int, offset: int) -> Iterator[dict[str, Any]]:
+        return tar_records(self.files[shard], self.caption, self.image_id, offset, self.retries)
 
-    def _places(self, shard: int) -> np.ndarray | None:
+    def _offsets(self, shard: int) -> np.ndarray | None:
         if shard not in self._starts:
             file = self.files[shard]
 

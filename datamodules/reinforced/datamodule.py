@@ -1,22 +1,156 @@
-"""Datamodule of reinforced shards in the layout of DataCompDR."""
+"""Datamodules of reinforced pairs: image-caption pairs with the stored embeddings of teachers, as in DataCompDR."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from ...common.ranges import COUNT
+import torch
+from torch import nn
+
+from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
+from ...common.preprocessing import Interpolation, Three
+from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.decode import MAX_PIXELS
 from ..base.stages import Split
+from ..pairs.datamodule import PairDataModule
 from ..reading.cache import index_cache
-from ..reading.members import IMAGE_SUFFIXES
-from ..reading.open import Opening
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.shards import SeparateImages, Shards, find_shards, teachers_of
-from ..reading.splits import PairSources, Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
-from .base import ReinforcedDataModule
-from .reader import OtherSizes
-from .rows import ReinforcedTable
+from ..reading.tar import IMAGE_SUFFIXES
+from ..text.clip import CLIP_TOKENS
+from ..transforms.clip import ReplayTransform, pair_eval_transform
+from .rows import OtherSizes, ReinforcedTable
+from .samples import ReinforcedCollate, ReinforcedDraws, ReinforcedReader, ReinforcedSet
+
+TeacherDtype = Literal["float32", "bfloat16"]
+_IMAGE_ARGUMENTS = ("mean", "std", "interpolation")
+"""Keys of the preprocessing that are arguments with the prefix `image_`."""
+
+
+class ReinforcedDataModule(PairDataModule):
+    """Reinforced pairs for training, plain pairs for evaluation, with the preprocessing that the student expects.
+
+    A subclass opens the rows: those of reinforced shards for training, pairs for all other splits. Captions are encoded
+    by CLIP's tokenizer.
+
+    Args:
+        image_size: side of the square images, pixels (MobileCLIP: 256; its ViTs: 224).
+        image_mean: mean of each channel, on the 0-1 scale; by default the mean that the module's weights expect, else 0
+            (MobileCLIP's S and B models).
+        image_std: standard deviation of each channel, on the 0-1 scale; by default the value that those weights expect,
+            else 1 (MobileCLIP's S and B models).
+        image_interpolation: interpolation of the crops in training and of the resize in evaluation; by default the
+            interpolation that those weights expect, else bilinear (MobileCLIP).
+        max_tokens: length of the token sequences, which is the model's context length (CLIP: 77).
+        teacher_dtype: data type of the teachers' embeddings in a batch; "bfloat16" halves the traffic between
+            processes, and is exact if the data is stored in bfloat16.
+        batch_size: training pairs per process and batch (released scripts: 65,536 in all).
+        first_augmentations: only the first this many stored augmentations of an image are used (the paper's ablation of
+            their number); by default all.
+        first_synthetic: only the first this many synthetic captions, of each kind, are used (as before).
+        sequential: whether epoch e uses augmentation and synthetic caption number e, modulo their counts, instead of
+            random ones.
+        synthetic_ratio: probability that a sample trains on its synthetic caption instead of the real one (the paper's
+            ablation of random choice; `mix-synthetic-ratio` of the released code); by default it trains on both. The
+            text tower then encodes one caption for each image. The module treats and logs these captions as real ones.
+        **options: see `PairDataModule`.
+    """
+
+    text_options: ClassVar[dict[str, Any]] = {
+        "tokenizer": CLIP,
+        "vocab_size": CLIP_VOCABULARY,
+        "append_sep": True,
+        "clean_captions": False,
+        "max_words": CLIP_TOKENS,
+    }
+    """Arguments of other datamodules that are fixed here; the command line encodes new texts by them."""
+    decided_arguments: ClassVar[tuple[str, ...]] = (*text_options, "train_transform", "eval_transform")
+
+    def __init__(
+        self,
+        *,
+        image_size: Annotated[int, COUNT] = 256,
+        image_mean: Annotated[Three | None, FINITE] = None,
+        image_std: Annotated[Three | None, POSITIVE] = None,
+        image_interpolation: Interpolation | None = None,
+        max_tokens: int = CLIP_TOKENS,
+        teacher_dtype: TeacherDtype = "float32",
+        batch_size: int = 256,
+        first_augmentations: Annotated[int | None, COUNT] = None,
+        first_synthetic: Annotated[int | None, COUNT] = None,
+        sequential: bool = False,
+        synthetic_ratio: Annotated[float | None, SHARE] = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            # By name, or the command line would take them for arguments of this class.
+            tokenizer=self.text_options["tokenizer"],
+            vocab_size=self.text_options["vocab_size"],
+            max_tokens=max_tokens,
+            append_sep=self.text_options["append_sep"],
+            clean_captions=self.text_options["clean_captions"],
+            max_words=self.text_options["max_words"],
+            train_transform=None,
+            eval_transform=None,
+            batch_size=batch_size,
+            **options,
+        )
+        self.image_size = image_size
+        self.image_mean = image_mean
+        self.image_std = image_std
+        self.image_interpolation = image_interpolation
+        self.teacher_dtype = teacher_dtype
+        self.draws = ReinforcedDraws(first_augmentations, first_synthetic, sequential, synthetic_ratio)
+
+    @property
+    def teacher_width(self) -> int | None:
+        """Dimension of the teachers' concatenated embeddings; None before training rows are opened."""
+        return self._rows["train"].teacher_width if "train" in self._rows else None
+
+    @property
+    def teachers(self) -> dict[str, Any] | None:
+        """Dimension (`dims`) and logit scale (`scales`) of each teacher, and their file (`source`); or None."""
+        return None
+
+    def default_train_transform(self) -> ReplayTransform:
+        """Return the transform that replays recorded augmentations, with the normalization of evaluation."""
+        settings = self._image_settings(self.expected_preprocessing())
+        return ReplayTransform(self.image_size, **{name: settings[name] for name in _IMAGE_ARGUMENTS})
+
+    def default_eval_transform(self) -> nn.Module:
+        """Return the transform with the given values, else those that trained weights expect, else MobileCLIP's."""
+        return pair_eval_transform(self.image_size, self._image_settings(self.expected_preprocessing()))
+
+    def _image_settings(self, expected: Mapping[str, Any]) -> dict[str, Any]:
+        """Return interpolation and normalization of the images."""
+        defaults = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0), "interpolation": "bilinear"}
+        given = {name: getattr(self, f"image_{name}") for name in _IMAGE_ARGUMENTS}
+        return {**defaults, **expected, **{name: value for name, value in given.items() if value is not None}}
+
+    def check_rows(self, rows: ReinforcedTable, split: Split) -> None:
+        """Check that a sample can be used, and set the dimension of the teachers' embeddings from it.
+
+        Raises:
+            UserError: If the split is empty, or no probed sample can be used.
+        """
+        read = self.training_reader(rows)
+        rows.check(split, lambda row: len(read(row, (0, 0)).teacher_image))
+
+    def training_reader(self, rows: Any) -> ReinforcedReader:
+        """Return a reader of one recorded augmentation with its captions and embeddings."""
+        return ReinforcedReader(rows, self.worker_transform(training=True), self.draws)
+
+    def training_set(self, rows: Any) -> ReinforcedSet:
+        """Return the dataset of training samples."""
+        return ReinforcedSet(len(rows), self.training_reader(rows), self.run_seed)
+
+    def training_collate(self) -> ReinforcedCollate:
+        """Stack the images and embeddings, and encode both captions."""
+        return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
 
 
 class ReinforcedImageTextDataModule(ReinforcedDataModule):
@@ -99,7 +233,7 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
             return None
         shards, separate_images = self._open_shards()
         rows = ReinforcedTable(shards, separate_images, self.synthetic_keys, self.other_sizes, self.max_pixels)
-        rows.check(split, self.training_reader(rows))
+        self.check_rows(rows, split)
         return rows
 
     @property

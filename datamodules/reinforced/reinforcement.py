@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from torch.utils.data import DataLoader
 
 from ...common.errors import UserError
@@ -20,10 +19,10 @@ from ..base.sampled import SampledDataModule
 from ..base.sampling import generator
 from ..base.stages import Split
 from ..reading.cache import index_cache
-from ..reading.layout import PROBED_ROWS
-from ..reading.open import Opening
+from ..reading.layout import probed_rows
+from ..reading.open import Opening, PairSources
+from ..reading.resolve import Sources, by_split
 from ..reading.shards import Shards
-from ..reading.splits import PairSources, Sources, by_split
 from ..reading.table import PairTable
 from ..transforms.replay import OPERATIONS, AugmentationDraw
 from .reinforcement_rows import (
@@ -39,7 +38,8 @@ from .writer import EmbeddingFormat, ShardFile, Version
 
 _HEADERS = 6 * (512 + 256)
 """Bytes of a sample's six members in addition to their content: for each, a tar header and half a block of padding."""
-_AUGMENTATION_BYTES, _TEXT_BYTES = 60, 60
+_AUGMENTATION_BYTES = 60
+_TEXT_BYTES = 60
 
 
 def stored_bytes(augmentations: int, texts: float, width: int, embeddings: EmbeddingFormat) -> float:
@@ -82,7 +82,7 @@ class ReinforcementDataModule(SampledDataModule):
         magnitude: level of these operations, at most 30 (released data).
         operations: operations to draw from (released data: the 14 of RandAugment).
         image_size: side of the image that translations are relative to, pixels (released data).
-        version: version of the layout; 2 stores the embeddings of synthetic captions in an array of their own.
+        version: version of the layout; 2 stores the embeddings of synthetic captions in a separate array.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
         shard_size: rows per shard; a killed process repeats at most this number of rows (DataCompDR-12M: 12,500).
         batch_size: pairs per batch.
@@ -92,6 +92,7 @@ class ReinforcementDataModule(SampledDataModule):
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)
+    decided_arguments: ClassVar[tuple[str, ...]] = ("eval_batch_size", "persistent_workers")
 
     def __init__(
         self,
@@ -152,9 +153,9 @@ class ReinforcementDataModule(SampledDataModule):
         if stage not in (None, "predict"):
             raise UserError(f"Expected the command 'predict', got {stage!r}: run `vlightning predict`.")
         super().setup(stage)
-        found = {number for number in range(self.shards) if self.shard_path(number).is_file()}
+        finished = {number for number in range(self.shards) if self.shard_path(number).is_file()}
         # Rank 0 decides which shards are missing: ranks that look later could find more shards, and assign others.
-        self._finished = self.trainer.strategy.broadcast(found) if self.trainer is not None else found
+        self._finished = self.trainer.strategy.broadcast(finished) if self.trainer is not None else finished
 
     def open_split(self, split: Split) -> PairTable | None:
         """Open and check the pairs."""
@@ -179,12 +180,13 @@ class ReinforcementDataModule(SampledDataModule):
 
         def make(batch_sampler: Any) -> DataLoader[Any]:
             rows = self._opened("predict")
-            draws = (self.draw, self.augmentations, self.run_seed)
-            dataset = ReinforcementSet(rows, self._synthetic_rows, self._network_inputs(), *draws)
-            return self._inner(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
+            dataset = ReinforcementSet(
+                rows, self._synthetic_rows, self._network_inputs(), self.draw, self.augmentations, self.run_seed
+            )
+            return self.torch_loader(dataset, ReinforcementCollate(), batch_sampler=batch_sampler)
 
         # One empty batch if there are no rows, since Lightning skips the hooks after the last batch without batches.
-        return self._remember(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
+        return self.registered(PredictionLoader(batches or [[]], make, self.account("predict"), skip_empty=False))
 
     # What the writer asks for
 
@@ -223,8 +225,10 @@ class ReinforcementDataModule(SampledDataModule):
             width: sum of the embedding dimensions of all teachers.
             captions: number of synthetic captions of an image; None for the captions in the data.
         """
-        rows, sizes, texts = self._opened("predict"), [0], []
-        for row in np.unique(np.linspace(0, len(rows) - 1, PROBED_ROWS).astype(int)).tolist():
+        rows = self._opened("predict")
+        sizes = [0]
+        texts = []
+        for row in probed_rows(len(rows)):
             try:
                 sizes.append(len(rows.encoded(row)))
             except BadSample:

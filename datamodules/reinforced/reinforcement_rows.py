@@ -12,23 +12,17 @@ import torch
 from PIL import Image
 from torch.utils.data import default_collate
 
+from ...common.preprocessing import Interpolation
 from ..base.decode import decode_image, image_suffix
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..base.samples import SeededSet, stacked, usable_samples
 from ..base.sampling import sample_numbers, seeded, view_seed
-from ..reading.members import caption_of, json_of
 from ..reading.shards import Shards
 from ..reading.table import PairTable
+from ..reading.tar import caption_of, json_of
 from ..text.captions import usable_caption
-from ..transforms.replay import (
-    Augmentation,
-    AugmentationDraw,
-    Interpolation,
-    augmentation_entries,
-    parse_augmentation,
-    replay,
-)
-from .sample_embeddings import SampleEmbeddings
+from ..transforms.replay import Augmentation, AugmentationDraw, augmentation_entries, parse_augmentation, replay
+from .rows import SampleEmbeddings
 from .writer import ReinforcedRecord
 
 SYNTHETIC_KEY = "syn_text"
@@ -213,13 +207,13 @@ class ReinforcementCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images."""
-        _, seen, faults = usable_samples(outcomes)
+        _, read, faults = usable_samples(outcomes)
         prepared = [outcome.sample for outcome in outcomes if isinstance(outcome.sample, PreparedPair)]
         bad = [
             (outcome.sample, outcome.faults[0]) for outcome in outcomes if not isinstance(outcome.sample, PreparedPair)
         ]
         notes = [note for one in prepared for note in one.notes]
-        return Collated(batch_of(prepared, bad), seen, faults, notes)
+        return Collated(batch_of(prepared, bad), read, faults, notes)
 
 
 def batch_of(prepared: Sequence[PreparedPair], faults: list[tuple[int, Fault]]) -> dict[str, Any]:
@@ -241,13 +235,13 @@ class StoredSample(NamedTuple):
         prepared: the pair, with its augmentations applied again.
         image: embeddings [A, D] of the augmentations.
         text: embeddings [1 + S, D] of the caption and the synthetic captions.
-        place: shard and key, for messages.
+        name: shard and key, for messages.
     """
 
     prepared: PreparedPair
     image: torch.Tensor
     text: torch.Tensor
-    place: str
+    name: str
 
 
 def read_back(shards: Shards, sample: int, inputs: NetworkInputs) -> StoredSample:
@@ -256,25 +250,25 @@ def read_back(shards: Shards, sample: int, inputs: NetworkInputs) -> StoredSampl
     Raises:
         BadSample: If the sample cannot be read.
     """
-    place = shards.name(sample)
+    name = shards.name(sample)
     members = shards.members(sample)
-    embeddings = SampleEmbeddings(members, place)
+    embeddings = SampleEmbeddings(members, name)
     suffix = next(iter(members))
-    image = decode_image(members[suffix], None, place, max_pixels=2**62, upright=False)
+    image = decode_image(members[suffix], None, name, max_pixels=2**62, upright=False)
     entries = augmentation_entries(json_of(members, "paug.json").get("param_aug"))
     synthetic: Any = json_of(members, "syn.json").get(SYNTHETIC_KEY, [])
     original = Original(
         int(shards.key(sample)),
-        place,
+        name,
         members[suffix],
         caption_of(members)[0],
         list(synthetic),
         [parse_augmentation(entry) for entry in entries],
         (image.height, image.width),
     )
-    own = f"{SYNTHETIC_KEY}_emb"
-    text = [_all_rows(embeddings, array) for array in ("text_emb", own) if array in embeddings]
-    return StoredSample(inputs(image, original, 0), _all_rows(embeddings, "image_emb"), torch.cat(text), place)
+    arrays = ("text_emb", f"{SYNTHETIC_KEY}_emb")
+    text = [_all_rows(embeddings, array) for array in arrays if array in embeddings]
+    return StoredSample(inputs(image, original, 0), _all_rows(embeddings, "image_emb"), torch.cat(text), name)
 
 
 def _all_rows(embeddings: SampleEmbeddings, array: str) -> torch.Tensor:

@@ -7,21 +7,29 @@ captions, in version 2 with one array for each kind of synthetic caption.
 
 from __future__ import annotations
 
+import functools
+import gzip
+import io
 import re
-from typing import TYPE_CHECKING
+import zipfile
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
+import torch
 from PIL import Image
 
 from ...common.errors import UserError
 from ..base.decode import decode_image, read_image
 from ..base.faults import BadSample
-from ..reading.layout import PROBED_ROWS
-from ..reading.members import IMAGE_SUFFIXES, caption_of, uid_of
-from .reader import OtherSizes, ReinforcedReader
+from ..reading.layout import probed_rows
+from ..reading.shards import SeparateImages, Shards
+from ..reading.tar import IMAGE_SUFFIXES, caption_of, uid_of
 
-if TYPE_CHECKING:
-    from ..reading.shards import SeparateImages, Shards
+OtherSizes = Literal["rescale", "refuse", "ignore"]
+EMBEDDINGS = ("npz", "pth.gz")
+MAX_EMBEDDING_BYTES = 2**26
+"""Largest size of a sample's embeddings, bytes; 30 embeddings of 1536 dimensions in float32 take 0.2 MB."""
 
 
 class ReinforcedTable:
@@ -69,8 +77,8 @@ class ReinforcedTable:
         """
         members = self.shards.members(row)
         if self.separate_images is not None:
-            found = self.separate_images.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
-            members |= {("image.json" if kind == "json" else kind): content for kind, content in found.items()}
+            separate = self.separate_images.members(row, self.shards.key(row).rpartition("/")[2], uid_of(members))
+            members |= {("image.json" if kind == "json" else kind): content for kind, content in separate.items()}
         return members
 
     def image(self, row: int) -> Image.Image:
@@ -93,8 +101,12 @@ class ReinforcedTable:
         """Return the real caption in a list, which is empty without one; raises `BadSample`."""
         return caption_of(self.members(row))
 
-    def check(self, split: str, read: ReinforcedReader) -> None:
+    def check(self, split: str, width: Callable[[int], int]) -> None:
         """Check that at least one of the probed samples can be used, and set `teacher_width` from it.
+
+        Args:
+            split: name of the split, for messages.
+            width: returns the dimension of the teachers' embeddings of a row, or raises `BadSample`.
 
         Raises:
             UserError: If the split is empty, or no probed sample can be used.
@@ -104,9 +116,9 @@ class ReinforcedTable:
             raise UserError(f"Expected samples in the {split} split ({origins}), got none: check the path.")
         causes: dict[str, int] = {}
         example = ""
-        for row in np.unique(np.linspace(0, len(self) - 1, PROBED_ROWS).astype(int)).tolist():
+        for row in probed_rows(len(self)):
             try:
-                self.teacher_width = len(read(row, (0, 0)).teacher_image)
+                self.teacher_width = width(row)
             except BadSample as bad:
                 causes[bad.fault.cause] = causes.get(bad.fault.cause, 0) + 1
                 example = example or bad.fault.name
@@ -122,3 +134,121 @@ class ReinforcedTable:
 
 def _image_in(members: dict[str, bytes]) -> bytes | None:
     return next((content for kind, content in members.items() if f".{kind}" in IMAGE_SUFFIXES), None)
+
+
+class SampleEmbeddings:
+    """Arrays of one sample, of which single rows are read.
+
+    Args:
+        members: members of the sample.
+        name: name of the sample in messages.
+
+    Raises:
+        BadSample: If the sample has no embeddings, or they are no matrices of floats, or take more than
+            `MAX_EMBEDDING_BYTES` decompressed.
+    """
+
+    def __init__(self, members: dict[str, bytes], name: str) -> None:
+        kind = next((kind for kind in EMBEDDINGS if kind in members), None)
+        if kind is None:
+            raise BadSample(f"no member {' or '.join(EMBEDDINGS)}", name)
+        self.name = name
+        try:
+            self._arrays: dict[str, _NpyRows | torch.Tensor] = (
+                _npz_arrays(members[kind]) if kind == "npz" else _torch_arrays(members[kind])
+            )
+        except Exception:  # zipfile, gzip, numpy and torch raise several kinds of errors for damaged content
+            raise BadSample(f"unreadable {kind}", name) from None
+        for array in ("image_emb", "text_emb"):
+            if array not in self._arrays:
+                raise BadSample(f"no {array} in {kind}", name)
+
+    def __contains__(self, array: str) -> bool:
+        return array in self._arrays
+
+    def rows(self, array: str) -> int:
+        """Return the number of rows of an array."""
+        return int(self._arrays[array].shape[0])
+
+    def row(self, array: str, number: int) -> torch.Tensor:
+        """Return one row [D] in the stored type.
+
+        Raises:
+            BadSample: If the row cannot be read.
+        """
+        try:
+            return self._arrays[array][number]
+        except Exception:
+            raise BadSample(f"unreadable {array}", self.name) from None
+
+
+class _NpyRows:
+    """Array in an `npz` file; a row is read without the rows after it.
+
+    The rows before it are read and dropped instead of skipped by a seek: Python 3.12.0 to 3.12.8, 3.13.0 and 3.13.1
+    read from a wrong position after a seek while another member is open (python/cpython#127847), and every Python from
+    3.12 on leaves out the checksum of a member after a seek.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, member: str) -> None:
+        self.archive = archive
+        self.member = member
+        with archive.open(member) as file:
+            start = file.read(10)
+            length = int.from_bytes(start[8:], "little")
+            self.shape, self.dtype = _npy_header(start + file.read(length))
+        self.offset = 10 + length
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        bytes_in_row = self.shape[1] * self.dtype.itemsize
+        with self.archive.open(self.member) as file:
+            file.read(self.offset + range(self.shape[0])[number] * bytes_in_row)
+            content = file.read(bytes_in_row)
+        row = np.frombuffer(content, self.dtype, count=self.shape[1])
+        return torch.from_numpy(row.astype(self.dtype.newbyteorder("=")))
+
+
+@functools.lru_cache(maxsize=64)  # samples of one dataset have the same few headers
+def _npy_header(header: bytes) -> tuple[tuple[int, int], np.dtype[Any]]:
+    file = io.BytesIO(header)
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("a header of another version")
+    shape, columns_first, dtype = np.lib.format.read_array_header_1_0(file)
+    if len(shape) != 2 or columns_first or dtype.kind != "f":
+        raise ValueError("not rows of floats")
+    return shape, dtype
+
+
+def _npz_arrays(data: bytes) -> dict[str, Any]:
+    archive = _bounded_zip(data)
+    return {name.removesuffix(".npy"): _NpyRows(archive, name) for name in archive.namelist() if name.endswith(".npy")}
+
+
+def _torch_arrays(data: bytes) -> dict[str, Any]:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+        content = packed.read(MAX_EMBEDDING_BYTES + 1)
+    if len(content) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        _bounded_zip(content)  # torch's format is a zip file
+    arrays = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    if not all(map(_is_float_matrix, arrays.values())):
+        raise ValueError("not rows of floats")
+    return {name: array.detach() for name, array in arrays.items()}
+
+
+def _is_float_matrix(array: object) -> bool:
+    return (
+        isinstance(array, torch.Tensor)
+        and array.dim() == 2
+        and array.is_floating_point()
+        and array.layout == torch.strided
+        and array.device.type == "cpu"
+    )
+
+
+def _bounded_zip(data: bytes) -> zipfile.ZipFile:
+    archive = zipfile.ZipFile(io.BytesIO(data))
+    if sum(member.file_size for member in archive.infolist()) > MAX_EMBEDDING_BYTES:
+        raise ValueError("too large")
+    return archive

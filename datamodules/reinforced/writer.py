@@ -16,7 +16,7 @@ import torch
 
 from ...common.errors import UserError
 from ...common.files import clear_leftovers, remove, replacing, swap_in, sync, unfinished_beside
-from ..reading.tar_index import index_beside
+from ..reading.tar import index_beside
 from ..transforms.replay import Augmentation
 
 EmbeddingFormat = Literal["npz", "pth.gz"]

@@ -11,15 +11,15 @@ from torch import nn
 from ...common.ranges import COUNT
 from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample
-from ..base.mixing import Mix
+from ..base.samples import EvaluationRows
 from ..base.stages import Split
 from ..base.texts import TextDataModule
-from ..reading.splits import Sources, by_split
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..reading.layout import Layout
+from ..reading.resolve import Sources, by_split
+from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
-from .annotations import Annotations
-from .rows import TaskTable
-from .samples import TaskCollate, TaskEvaluationSet, TaskReader, TaskRows
+from .rows import Annotations, TaskTable
+from .samples import TaskCollate, TaskReader, TaskRows
 
 
 class TaskDataModule(TextDataModule):
@@ -34,9 +34,9 @@ class TaskDataModule(TextDataModule):
             fine-tuning.
         append_sep: whether sequences end with [SEP]; the ALBEF authors omit it.
         clean_captions: whether to apply ALBEF's caption cleaning, which keeps `max_words` words.
-        **options: see `TextDataModule`.
     """
 
+    decided_arguments: ClassVar[tuple[str, ...]] = ("predict_texts",)
     image_names: ClassVar[tuple[str, ...]] = ("image",)
     class_names: tuple[str, ...] | None = None
     """Names of the classes by index."""
@@ -65,10 +65,10 @@ class TaskDataModule(TextDataModule):
         """Return the class index of each row, -1 for a row without a readable one; None without classes."""
         return None if self.class_names is None else [_class_of(rows, row) for row in range(len(rows))]
 
-    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> TaskEvaluationSet:
+    def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> EvaluationRows:
         """Return a dataset of images with a text and, but for prediction, a target."""
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
-        return TaskEvaluationSet(len(rows), reader, self.run_seed)
+        return EvaluationRows(len(rows), reader, self.run_seed)
 
     def evaluation_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""
@@ -83,10 +83,10 @@ class TaskDataModule(TextDataModule):
             ValueError: If the split is not set up, or an image cannot be used.
         """
         try:
-            found: list[Image.Image] = self._opened(split).all_images(sample_index)
+            images: list[Image.Image] = self._opened(split).all_images(sample_index)
         except BadSample as bad:
             raise ValueError(f"{bad.fault.name} ({bad.fault.cause})") from None
-        return found
+        return images
 
     def text(self, split: Split, sample_index: int) -> str:
         """Return the text of a `sample_index`."""
@@ -126,11 +126,11 @@ class AnnotationDataModule(TaskDataModule):
             distinguish left and right. Has no effect with `train_transform`.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `TaskDataModule`.
     """
 
     label_names: ClassVar[tuple[str, ...]] = ()
-    own_suffix: ClassVar[str] = ""
+    default_suffix: ClassVar[str] = ""
+    default_image_size: ClassVar[int | None] = 384
 
     def __init__(
         self,
@@ -158,17 +158,12 @@ class AnnotationDataModule(TaskDataModule):
             text_column,
             {"label": label_column},
             image_root,
-            self.own_suffix if image_suffix is None else image_suffix,
+            self.default_suffix if image_suffix is None else image_suffix,
             cache_dir,
         )
-        self._image_size = image_size
+        self.image_size = image_size
         self.horizontal_flip = horizontal_flip
         self.max_pixels = max_pixels
-
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels."""
-        return self._image_size or self.expected_preprocessing().get("image_size") or 384
 
     def default_train_transform(self) -> nn.Module:
         """Return the authors' transform of fine-tuning, with the normalization that trained weights expect.
@@ -179,29 +174,42 @@ class AnnotationDataModule(TaskDataModule):
         expected = self.expected_preprocessing()
         return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
-    def prepare_data(self) -> None:
-        """Convert the files once per node, so that the other processes find the memory-mapped copies."""
-        for split in self.splits_to_prepare():
-            self._open(split)
+    def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
+        """Open the sources of a split; return each with its layout."""
+        return [self.form.open(source, split) for source in self.sources[split]]
 
     def open_split(self, split: Split) -> TaskTable | None:
         """Open and check the rows of a split."""
-        parts = self._open(split)
-        if not parts:
+        sources = self.open_sources(split)
+        if not sources:
             return None
-        rows = TaskTable(parts, self.max_pixels, self.image_names)
+        rows = TaskTable(sources, self.max_pixels, self.image_names)
         rows.check_texts(split, self.clean_captions, self.max_words)
         if split != "predict" and self.class_names is not None:
             rows.set_class_indices(self.class_names, len(self.class_names), split)
         return rows
 
-    def training_mix(self, rows: TaskTable) -> Mix:
-        """Return the weights of the sources."""
-        return rows.mix
 
-    def _open(self, split: Split) -> list[tuple[Any, Any]]:
-        return [self.form.open(source, split) for source in self.sources[split]]
+class EntailmentDataModule(AnnotationDataModule):
+    """Images with a text, and whether the image contradicts it, leaves it open, or entails it.
+
+    Rows are `{"image", "sentence", "label"}`, as in `ve_train.json`, `ve_dev.json` and `ve_test.json` of
+    ALBEF's authors, whose images are those of Flickr30k without `.jpg`; or tables of one's own with these columns.
+    Labels are contradiction (0), neutral (1) and entailment (2), by name or by number.
+    """
+
+    label_names = ("contradiction", "neutral", "entailment")
+    default_suffix = ".jpg"
+
+
+class NLVR2DataModule(AnnotationDataModule):
+    """Two images with a statement that is true or false about them.
+
+    Rows are `{"images": [left, right], "sentence", "label"}`, as in `nlvr_train.json`, `nlvr_dev.json` and
+    `nlvr_test.json` of ALBEF's authors; or tables of one's own with the columns `image_left`, `image_right`,
+    `sentence` and `label`. Labels are False (0) and True (1), by name or by number. A batch holds `image_left`
+    and `image_right`, augmented independently.
+    """
+
+    image_names = ("image_left", "image_right")
+    label_names = ("False", "True")

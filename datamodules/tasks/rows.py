@@ -3,33 +3,201 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
+from ...common.errors import UserError
 from ..base.decode import decode_image
-from ..base.faults import EMPTY_CAPTION, BadSample, Fault
+from ..base.faults import EMPTY_CAPTION, ROW_ERRORS, BadSample, Fault, unreadable
 from ..labels.rows import LabelTable
-from ..reading.layout import Layout
-from ..text.captions import usable_caption
-from .annotations import TEXT
+from ..reading.layout import FAULT, Layout, Record, captions_in
+from ..reading.lists import first_keys, read_items
+from ..reading.open import file_stamp, no_column
+from ..reading.parquet import column_names
+from ..reading.resolve import Source, as_source, resolve
+from ..text.captions import is_text, usable_caption
+
+TEXT = "text"
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """The form of annotation files, and the settings that all sources of a datamodule share.
+
+    Args:
+        images: names of the images of a sample in batches, such as `("image_left", "image_right")`; also the columns
+            of the rows.
+        image_columns: key of each image in a file. A list `images` in a row replaces them.
+        text_column: key of the text.
+        values: key in a file of each further column of the rows, such as `{"label": "label"}`; a value is read as a
+            list of strings.
+        image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
+            the file.
+        image_suffix: suffix of image names that have none.
+        cache_dir: folder of the converted data; None for the default of the `datasets` library.
+    """
+
+    images: tuple[str, ...]
+    image_columns: tuple[str, ...]
+    text_column: str
+    values: dict[str, str]
+    image_root: str | None
+    image_suffix: str = ""
+    cache_dir: str | None = None
+
+    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+        """Open one source.
+
+        Args:
+            source: `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet`, or a folder or pattern of such.
+            split: split of the datamodule, for messages; prediction needs no further columns.
+
+        Returns:
+            A `datasets.Dataset` with the columns `images`, `TEXT`, `values` and `FAULT`, and
+            the layout of its rows, whose caption column is the first of the values.
+
+        Raises:
+            UserError: If the source does not exist, is of another format, or lacks a column.
+        """
+        from datasets import Dataset, Features, List, Value
+
+        spec = as_source(source)
+        kind, files, folder = resolve(spec)
+        if kind not in ("json", "parquet"):
+            raise UserError(
+                f"Expected .json, .jsonl, .csv or .parquet files in the {split} split, got {spec.path!r} of the format "
+                f"{kind}: convert it."
+            )
+        self._check_columns(files[0], spec.path, split)
+        image = {"bytes": Value("binary"), "path": Value("string")}
+        columns: dict[str, Any] = dict.fromkeys(self.images, image)
+        columns |= {TEXT: Value("string"), **dict.fromkeys(self.values, List(Value("string"))), FAULT: Value("string")}
+        arguments = {"form": self, "files": files, "stamp": [file_stamp(file) for file in files]}
+        try:
+            dataset = Dataset.from_generator(
+                read_annotations, features=Features(columns), gen_kwargs=arguments, cache_dir=self.cache_dir
+            )
+        except ValueError as error:
+            if "corresponds to no data" not in str(error):
+                raise
+            raise UserError(f"Expected rows in the {split} split ({spec.path!r}), got none: check the path.") from None
+        except Exception as error:
+            cause = error.__cause__ or error.__context__
+            if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
+                raise cause from None  # the library wraps the error of the reader
+            raise
+        named = spec.image_root or self.image_root
+        root = os.path.abspath(os.path.expanduser(named or folder))
+        layout = Layout(
+            spec.path,
+            self.images[0],
+            next(iter(self.values), None),
+            None,
+            root,
+            fault=FAULT,
+            confined=named is not None,
+            weight=spec.weight,
+        )
+        return dataset, layout
+
+    def _check_columns(self, file: str, origin: str, split: str) -> None:
+        """Check the keys of a file's first row, before the file is read."""
+        keys = column_names(file) if file.endswith(".parquet") else first_keys(file)
+        needed = {self.text_column: "text_column"}
+        if "images" not in keys:
+            needed |= dict.fromkeys(self.image_columns, "image_columns")
+        if split in ("train", "validation"):  # a test split may be without
+            needed |= {key: f"{column}_column" for column, key in self.values.items() if column == "label"}
+        for key, option in needed.items():
+            if keys and key not in keys:
+                raise UserError(no_column(key, keys, origin, option))
+
+
+def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> Iterator[Record]:
+    """Yield the rows of annotation files.
+
+    Args:
+        form: form of the files.
+        files: `.json`, `.jsonl`, `.csv` or `.parquet` files.
+        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
+
+    Raises:
+        UserError: If a file has another form.
+    """
+    none: Record = {name: {"bytes": None, "path": None} for name in form.images}
+    none |= {TEXT: "", **{column: [] for column in form.values}}
+    for file in files:
+        items = _parquet_items(file) if file.endswith(".parquet") else read_items(file)
+        for read in items:
+            try:
+                row = _row(form, read())
+                texts = [row[TEXT], *(row[image]["path"] or "" for image in form.images)]
+                if not all(map(is_text, [*texts, *(text for column in form.values for text in row[column])])):
+                    raise BadSample("lone surrogate", "")
+                yield {**row, FAULT: None}
+                continue
+            except BadSample as bad:
+                cause = bad.fault.cause
+            except ROW_ERRORS as error:
+                cause = unreadable(error, "").cause
+            yield {**none, FAULT: cause}
+
+
+def _row(form: Annotations, item: Any) -> Record:
+    if not isinstance(item, dict):
+        raise BadSample("no object", "")
+    if None in item:  # the CSV reader's key of excess values, as after a comma in a text without quotation marks
+        raise BadSample("more values than columns", "")
+    images = item.get("images")
+    if not isinstance(images, list):
+        images = [item.get(column) for column in form.image_columns]
+    if len(images) != len(form.images):
+        raise BadSample(f"{len(images)} images instead of {len(form.images)}", "")
+    text = item.get(form.text_column)
+    row: Record = {name: _image(image, form.image_suffix) for name, image in zip(form.images, images, strict=True)} | {
+        TEXT: "" if text is None else str(text)
+    }
+    return row | {column: captions_in(item.get(key)) for column, key in form.values.items()}
+
+
+def _image(value: Any, suffix: str) -> dict[str, Any]:
+    """Return an encoded image or a path, as rows have them."""
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, (bytes, bytearray)):
+        return {"bytes": bytes(value), "path": None}
+    if value is None or value == "":
+        raise BadSample("no image", "")
+    path = str(value)
+    return {"bytes": None, "path": path if os.path.splitext(path)[1] else path + suffix}
+
+
+def _parquet_items(file: str) -> Iterator[Callable[[], Any]]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(file) as table:
+        for batch in table.iter_batches(batch_size=256):
+            yield from (lambda item=item: item for item in batch.to_pylist())
 
 
 class TaskTable(LabelTable):
     """Images with a text and a label, of one or several memory-mapped sources, concatenated.
 
     Args:
-        parts: the opened sources, each with its layout.
+        sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
         image_columns: columns of the images of a row.
     """
 
-    def __init__(self, parts: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
-        super().__init__(parts, max_pixels)
+    def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
+        super().__init__(sources, max_pixels)
         self.image_columns = tuple(image_columns)
-        self._images = [dataset for dataset, _ in parts]  # with all columns
-        self._texts = [None] * len(parts)
+        self._images = [dataset for dataset, _ in sources]  # with all columns
+        self._texts = [None] * len(sources)
 
     def all_images(self, row: int) -> list[Image.Image]:
         """Return the decoded images of a row; raises `BadSample`."""
@@ -45,8 +213,8 @@ class TaskTable(LabelTable):
     def all_image_names(self, row: int) -> list[str]:
         """Return the absolute path of each image, or the name of the row if the data contains the image."""
         layout = self.layouts[self._locate(row)[0]]
-        found = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
-        return [path if data is None and path else self.name(row) for data, path in found]
+        encoded = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
+        return [path if data is None and path else self.name(row) for data, path in encoded]
 
     def text(self, row: int) -> str:
         """Return the raw text of a row; raises `BadSample`."""

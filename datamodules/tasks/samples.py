@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from PIL import Image
 
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Outcome
-from ..base.pair_samples import empty_images
-from ..base.samples import Rows, SeededSet, Transform, stacked, usable_samples
-from ..base.sampling import sample_numbers, seeded, view_seed
-
-if TYPE_CHECKING:
-    from ..text.tokenizers import Encoder
+from ..base.samples import Rows, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import seeded, view_seed
+from ..text.tokenizers import Encoder
 
 
 class TaskRows(Rows, Protocol):
@@ -59,7 +56,8 @@ class TaskReader:
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> TaskSample:
         """Read a row; arguments and errors as in `Reader`."""
-        text, target = self.rows.text(row), self.rows.target(row)
+        text = self.rows.text(row)
+        target = self.rows.target(row)
         if not self.encoder.usable(text):
             raise BadSample(EMPTY_CAPTION, self.rows.name(row))
         images = []
@@ -67,30 +65,6 @@ class TaskReader:
             with seeded(view_seed(numbers[0], view)):
                 images.append(self.transform(image))
         return TaskSample(tuple(images), text, target, row)
-
-
-class TaskEvaluationSet(SeededSet):
-    """Rows of an evaluation split; unusable rows are skipped, never replaced.
-
-    Args:
-        length: number of rows.
-        read: reader of samples, without randomness in its transform.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
-    """
-
-    def __init__(self, length: int, read: TaskReader, seed: int) -> None:
-        self.length = length
-        self.read = read
-        self.seed = seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, row: int) -> Outcome:
-        try:
-            return Outcome(self.read(row, sample_numbers(self.seed, 0, row)), 1, [])
-        except BadSample as bad:
-            return Outcome(None, 1, [bad.fault])
 
 
 @dataclass
@@ -109,18 +83,18 @@ class TaskCollate:
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Stack the images and encode the texts."""
-        samples, seen, faults = usable_samples(outcomes)
+        samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
-            return Collated(None, seen, faults)  # no usable substitute was found: the loader ends the run
+            return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run
         batch: dict[str, Any] = {
-            name: stacked([sample.images[place] for sample in samples]) if samples else self._no_images()
-            for place, name in enumerate(self.images)
+            name: stacked([sample.images[index] for sample in samples]) if samples else self._no_images()
+            for index, name in enumerate(self.images)
         }
         batch |= self.encoder([sample.text for sample in samples])
         if all(sample.target is not None for sample in samples):
             batch |= self.targets([sample.target for sample in samples])
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
-        return Collated(batch, seen, faults)
+        return Collated(batch, num_read, faults)
 
     def targets(self, targets: Sequence[Any]) -> dict[str, torch.Tensor]:
         """Return the batch's entries for the targets: `label`, long [B]."""

@@ -1,4 +1,4 @@
-"""CLIP's tokenizer, which is a part of open_clip, and the encoding of captions by it."""
+"""CLIP's tokenizer, which open_clip contains, and the encoding of captions by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from open_clip import SimpleTokenizer
 
 from ...common.clip_vocabulary import clip_tokenizer_json
-from .captions import ALL_WORDS, clean_caption, usable_caption
+from .captions import ALL_WORDS
+from .tokenizers import Encoder
 
 CLIP_TOKENS = 77
 
@@ -47,7 +48,7 @@ def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
     return CLIPTokenizer(max_tokens)
 
 
-class CLIPTextEncoder:
+class CLIPTextEncoder(Encoder):
     """Encode captions as CLIP's token ids, padded to the model's context length.
 
     MobileCLIP's text towers attend to all positions, padding included, so the embedding depends on the length.
@@ -60,10 +61,8 @@ class CLIPTextEncoder:
     """
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
+        super().__init__(max_tokens, clean, max_words)
         self.tokenizer = clip_tokenizer(max_tokens)
-        self.max_tokens = max_tokens
-        self.clean = clean
-        self.max_words = max_words
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encode a batch.
@@ -78,14 +77,6 @@ class CLIPTextEncoder:
         end = ids.argmax(1, keepdim=True)  # the end token has the highest id
         return {"input_ids": ids, "attention_mask": (torch.arange(self.max_tokens) <= end).long()}
 
-    def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after ALBEF's cleaning, which keeps `max_words` words; the caption if cleaning is off."""
-        return clean_caption(caption, max_words) if self.clean else caption
-
     def lengths(self, captions: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each caption before any truncation, start and end tokens included."""
+        """Return the number of tokens of each caption, as the base class does."""
         return [len(self.tokenizer.encode(self.cleaned(caption, ALL_WORDS))) + 2 for caption in captions]
-
-    def usable(self, caption: object) -> bool:
-        """Return whether a caption is not empty after the cleaning, if cleaning is on."""
-        return usable_caption(caption, self.clean, self.max_words)

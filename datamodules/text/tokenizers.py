@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn.functional import pad
@@ -58,37 +59,44 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     return str(wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
 
 
-class Encoder(Protocol):
+class Encoder(ABC):
     """Encoder of captions as token ids.
 
-    Attributes:
-        max_tokens: longest sequence, special tokens included.
-        max_words: number of words that the cleaning keeps, if cleaning is on.
+    Args:
+        max_tokens: longest sequence, special tokens included; longer sequences are truncated.
+        clean: whether to apply `clean_caption` first.
+        max_words: number of words that the cleaning keeps.
     """
 
-    max_tokens: int
-    max_words: int
+    def __init__(self, max_tokens: int, clean: bool, max_words: int) -> None:
+        self.max_tokens = max_tokens
+        self.clean = clean
+        self.max_words = max_words
 
+    @abstractmethod
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Return `input_ids` and `attention_mask`, long [B, L]."""
+        """Return `input_ids` and `attention_mask`, long [B, L]; padding follows the sequences."""
 
-    def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after the cleaning, which keeps `max_words` words; the caption if cleaning is off."""
-
+    @abstractmethod
     def lengths(self, captions: Sequence[str]) -> list[int]:
         """Return the number of tokens of each caption before any truncation, special tokens included."""
 
+    def cleaned(self, caption: str, max_words: int) -> str:
+        """Return a caption after the cleaning, which keeps `max_words` words; the caption if cleaning is off."""
+        return clean_caption(caption, max_words) if self.clean else caption
+
     def usable(self, caption: object) -> bool:
         """Return whether a caption is not empty after the cleaning, if cleaning is on."""
+        return usable_caption(caption, self.clean, self.max_words)
 
 
-class TextEncoder:
+class TextEncoder(Encoder):
     """Encode a list of captions as padded token ids.
 
     Args:
         tokenizer: any fast tokenizer with a padding token.
-        max_tokens: longest sequence, special tokens included; longer sequences are truncated.
-        clean: whether to apply `clean_caption` first.
+        max_tokens: as in `Encoder`, like the next two.
+        clean: whether to clean captions.
         max_words: number of words that the cleaning keeps.
         pad_to_multiple_of: batches are padded to a length that this divides, or to `max_tokens`; by default to their
             longest sequence.
@@ -108,18 +116,12 @@ class TextEncoder:
                     "Expected a tokenizer with a padding or an end-of-text token, got one without both: choose another."
                 )
             tokenizer.pad_token = tokenizer.eos_token
+        super().__init__(max_tokens, clean, max_words)
         self.tokenizer = tokenizer
-        self.max_tokens = max_tokens
-        self.clean = clean
-        self.max_words = max_words
         self.pad_to_multiple_of = pad_to_multiple_of
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Encode captions.
-
-        Returns:
-            `input_ids` and `attention_mask`, long [len(captions), longest]; padding follows the sequences.
-        """
+        """Encode captions, padded to the longest."""
         if not captions:
             empty = torch.zeros(0, 1, dtype=torch.long)
             return {"input_ids": empty, "attention_mask": empty.clone()}
@@ -137,20 +139,12 @@ class TextEncoder:
         values = {"input_ids": self.tokenizer.pad_token_id, "attention_mask": 0}
         return {key: pad(encoded[key], (0, wanted - length), value=value) for key, value in values.items()}
 
-    def cleaned(self, caption: str, max_words: int) -> str:
-        """Return a caption after the cleaning, which keeps `max_words` words; the caption if cleaning is off."""
-        return clean_caption(caption, max_words) if self.clean else caption
-
     def lengths(self, captions: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each caption before any truncation, special tokens included."""
+        """Return the number of tokens of each caption, as the base class does."""
         if not captions:
             return []
         texts = [self.cleaned(caption, ALL_WORDS) for caption in captions]
         return [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]]
-
-    def usable(self, caption: object) -> bool:
-        """Return whether a caption is not empty after the cleaning, if cleaning is on."""
-        return usable_caption(caption, self.clean, self.max_words)
 
 
 def tokenizer_digest(text: str) -> str:

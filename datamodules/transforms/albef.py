@@ -17,6 +17,7 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
+from ...common.preprocessing import Preprocessing
 from ...common.ranges import (
     COUNT,
     FINITE,
@@ -27,7 +28,7 @@ from ...common.ranges import (
     CheckedArguments,
     Range,
 )
-from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized, preprocessing
+from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized
 
 Operation = Literal[
     "Identity",
@@ -256,7 +257,7 @@ class ALBEFEvalTransform(NormalizedTransform):
         super().__init__()
         self.resize = v2.Resize((size, size), interpolation=InterpolationMode.BICUBIC)
         self.finish = ToNormalized(mean, std)
-        self.preprocessing = preprocessing(size, mean, std, "bicubic", "squash")
+        self.preprocessing = Preprocessing(size, mean, std, "bicubic", "squash").as_dict()
 
     def edit(self, image: Image.Image, *given: Any) -> Image.Image:
         """Resize an RGB image of any size."""

@@ -9,10 +9,11 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
+from ...common.preprocessing import Interpolation, Preprocessing, Three
 from ...common.ranges import COUNT, FINITE, POSITIVE
 from .albef import ALBEFEvalTransform, ALBEFTrainTransform
-from .normalize import ChannelValues, NormalizedTransform, ToNormalized, preprocessing
-from .replay import Augmentation, Interpolation, replay
+from .normalize import NormalizedTransform, ToNormalized
+from .replay import Augmentation, replay
 
 
 class CLIPEvalTransform(NormalizedTransform):
@@ -32,8 +33,8 @@ class CLIPEvalTransform(NormalizedTransform):
     def __init__(
         self,
         size: Annotated[int, COUNT] = 256,
-        mean: Annotated[ChannelValues, FINITE] = (0.0, 0.0, 0.0),
-        std: Annotated[ChannelValues, POSITIVE] = (1.0, 1.0, 1.0),
+        mean: Annotated[Three, FINITE] = (0.0, 0.0, 0.0),
+        std: Annotated[Three, POSITIVE] = (1.0, 1.0, 1.0),
         interpolation: Interpolation = "bilinear",
         resize_mode: Literal["shortest", "squash"] = "shortest",
         resize: Annotated[int | None, COUNT] = None,
@@ -44,7 +45,7 @@ class CLIPEvalTransform(NormalizedTransform):
         self.resize = v2.Resize((side, side) if squash else side, interpolation=InterpolationMode(interpolation))
         self.crop = v2.CenterCrop(size)
         self.finish = ToNormalized(mean, std)
-        self.preprocessing = preprocessing(size, mean, std, interpolation, resize_mode, resize)
+        self.preprocessing = Preprocessing(size, mean, std, interpolation, resize_mode, resize).as_dict()
 
     def edit(self, image: Image.Image, *given: Any) -> Image.Image:
         """Resize and crop an RGB image of any size."""
@@ -65,8 +66,8 @@ class ReplayTransform(NormalizedTransform):
     def __init__(
         self,
         size: int = 256,
-        mean: ChannelValues = (0.0, 0.0, 0.0),
-        std: ChannelValues = (1.0, 1.0, 1.0),
+        mean: Three = (0.0, 0.0, 0.0),
+        std: Three = (1.0, 1.0, 1.0),
         interpolation: Interpolation = "bilinear",
     ) -> None:
         super().__init__()
@@ -109,5 +110,5 @@ def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any)
         expected: as in `pair_eval_transform`.
         **options: other arguments of the transform.
     """
-    own = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
-    return ALBEFTrainTransform(size, **options, **own)
+    normalization = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
+    return ALBEFTrainTransform(size, **options, **normalization)

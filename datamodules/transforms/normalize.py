@@ -1,10 +1,10 @@
-"""Normalization, and the description of the preprocessing by an evaluation transform."""
+"""Normalization of 8-bit images, in the loader or on the device."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from PIL import Image
@@ -17,8 +17,6 @@ CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-
-ChannelValues = tuple[float, float, float]
 
 
 class ToNormalized(nn.Module):
@@ -81,7 +79,7 @@ class NormalizedTransform(CheckedArguments, nn.Module):
 
 
 class ToPixels(nn.Module):
-    """The part of a transform before its normalization, from an RGB image to uint8 [3, H, W].
+    """The steps of a transform before its normalization, from an RGB image to uint8 [3, H, W].
 
     Args:
         transform: the transform.
@@ -122,39 +120,3 @@ def normalized(batch: Any, finish: ToNormalized | None) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim >= 4
     }
     return {**batch, **{name: finish(value) for name, value in pixels.items()}} if pixels else batch
-
-
-def preprocessing(
-    image_size: int,
-    mean: Sequence[float],
-    std: Sequence[float],
-    interpolation: str,
-    resize_mode: Literal["shortest", "squash"],
-    resize: int | None = None,
-) -> dict[str, Any]:
-    """Return the description of an evaluation transform, as plain data for checkpoints and exports.
-
-    Args:
-        image_size: side of the square result, pixels.
-        mean: mean of each channel, on the 0-1 scale.
-        std: standard deviation of each channel, on the 0-1 scale.
-        interpolation: interpolation of the resize.
-        resize_mode: "squash" resizes both sides to `resize`; "shortest" resizes the shorter side to `resize` and
-            crops the center.
-        resize: size of the resized side, if it differs from `image_size`, pixels.
-    """
-    return {
-        "image_size": image_size,
-        "mean": [float(value) for value in mean],
-        "std": [float(value) for value in std],
-        "interpolation": interpolation,
-        "resize_mode": resize_mode,
-        "resize": None if resize == image_size else resize,
-    }
-
-
-def preprocessing_of(transform: nn.Module) -> dict[str, Any]:
-    """Return the attribute `preprocessing` of an evaluation transform, or the name of its class if it has none."""
-    found: dict[str, Any] | None = getattr(transform, "preprocessing", None)
-    kind = type(transform)
-    return {"transform": f"{kind.__module__}.{kind.__qualname__}"} if found is None else dict(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from PIL import Image
@@ -18,8 +18,8 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
+from ...common.preprocessing import Interpolation
 
-Interpolation = Literal["bilinear", "bicubic"]
 OPERATIONS = (
     "Identity",
     "ShearX",
@@ -60,15 +60,17 @@ class Box(NamedTuple):
         )
 
     def rescaled(self, recorded: tuple[int, int], actual: tuple[int, int]) -> Box:
-        """Return the box that covers the same part of a copy of the image with another size.
+        """Return the box that covers the same area of a copy of the image with another size.
 
         Args:
             recorded: height and width of the image in which the box is measured.
             actual: height and width of the copy.
         """
         down, across = (new / old for new, old in zip(actual, recorded, strict=True))
-        top, left = min(round(self.top * down), actual[0] - 1), min(round(self.left * across), actual[1] - 1)
-        bottom, right = round((self.top + self.height) * down), round((self.left + self.width) * across)
+        top = min(round(self.top * down), actual[0] - 1)
+        left = min(round(self.left * across), actual[1] - 1)
+        bottom = round((self.top + self.height) * down)
+        right = round((self.left + self.width) * across)
         return Box(top, left, max(min(bottom, actual[0]) - top, 1), max(min(right, actual[1]) - left, 1))
 
 
@@ -221,12 +223,9 @@ class AugmentationDraw:
         self.num_ops = num_ops
         self.operations = [OPERATIONS.index(name) for name in operations]
         level = magnitude / (bins - 1)
-        shift = 150 / 331 * size
-        top = {"Shear": 0.3, "Translate": shift, "Rotate": 30.0}
-        enhance = dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
-        limits = {
-            name: limit for name in OPERATIONS for kind, limit in (top | enhance).items() if name.startswith(kind)
-        }
+        limits = {"ShearX": 0.3, "ShearY": 0.3, "Rotate": 30.0}
+        limits |= dict.fromkeys(("TranslateX", "TranslateY"), 150 / 331 * size)
+        limits |= dict.fromkeys(("Brightness", "Color", "Contrast", "Sharpness"), 0.9)
         self.magnitudes = [level * limits.get(name, 0.0) for name in OPERATIONS]
         self.magnitudes[OPERATIONS.index("Posterize")] = float(8 - round(4 * level))
         self.magnitudes[OPERATIONS.index("Solarize")] = 255 * (1 - level)

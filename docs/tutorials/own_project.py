@@ -60,14 +60,14 @@ class Rotations(LightningModule):
 data = ShapeClassesDataModule(length=IMAGES, eval_length=800, noise=0, batch_size=64)
 
 # %% [markdown]
-# ## Watch the features: `OnlineProbe`
+# ## Watch the features: `OnlineLinearProbe`
 #
-# The loss falls, but are the features of any use? `OnlineProbe` trains a linear classifier on them beside the training.
+# The loss falls, but are the features of any use? `OnlineLinearProbe` trains a linear classifier on them beside the training.
 # It reads `encode_images` of your module and the labels in your batches; it sends no gradient back, and the training
 # stays bit for bit the same.
 
 # %%
-from vlightning.callbacks import OnlineProbe
+from vlightning.callbacks import OnlineLinearProbe
 
 
 def train(*callbacks, epochs=EPOCHS, checkpoint=None, **options):
@@ -80,7 +80,7 @@ def train(*callbacks, epochs=EPOCHS, checkpoint=None, **options):
     return trainer
 
 
-probed = train(OnlineProbe(num_classes=40))
+probed = train(OnlineLinearProbe(num_classes=40))
 print(f"loss {float(probed.callback_metrics['train/loss']):.2f}")
 print(f"the probe is right in {float(probed.callback_metrics['val/probe_top1']):.0f}% of 40 classes; chance is 2.5%")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from ...common.errors import UserError
+from ...common.preprocessing import described, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer
 from ..base.encoder_programs import export_encoders
 from ..base.exported import rebuild
-from ..core.preprocessing import described, recorded_preprocessing
 from ..core.programs import LAYOUTS as PROGRAMS
 from .official import save_official
 from .transformers_layout import LAYOUT as TRANSFORMERS

@@ -67,11 +67,11 @@ def token_maps(
 
     Called outside of inference mode, with tensors that were made outside of it.
     """
-    with torch.enable_grad(), recording(dict(attention.self.items()), attention.output) as seen:
+    with torch.enable_grad(), recording(dict(attention.self.items()), attention.output) as record:
         fused = network.fuse(states, attention_mask, image_tokens)
         match = at_least_float32(itm_head(fused[:, 0]))[:, 1].sum()
-        (gradient,) = torch.autograd.grad(match, seen["context"])
-    maps = relevance(seen["query"], seen["key"], seen["value"], gradient, attention.heads)
+        (gradient,) = torch.autograd.grad(match, record["context"])
+    maps = relevance(record["query"], record["key"], record["value"], gradient, attention.heads)
     return maps.unflatten(-1, network.visual_encoder.patch_embed.grid_size)
 
 
@@ -89,8 +89,8 @@ def relevance(query: Tensor, key: Tensor, value: Tensor, gradient: Tensor, heads
         [B, L, N - 1], in float32 at least.
     """
     query, key, value, gradient = (
-        at_least_float32(part).unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, H, L or N, D/H]
-        for part in (query, key, value, gradient)
+        at_least_float32(tensor).unflatten(-1, (heads, -1)).transpose(1, 2)  # [B, H, L or N, D/H]
+        for tensor in (query, key, value, gradient)
     )
     with torch.autocast(query.device.type, enabled=False):
         weights = (query * query.shape[-1] ** -0.5 @ key.transpose(-1, -2)).softmax(-1)  # [B, H, L, N]
@@ -110,20 +110,21 @@ def cross_attention(encoder: FusionBert, layer: int | None, of_words: bool) -> C
     Raises:
         UserError: If there is no such layer.
     """
-    first, last = encoder.fusion_layer, len(encoder.layers) - 1
-    if of_words and first == last:
+    lowest = encoder.fusion_layer
+    highest = len(encoder.layers) - 1
+    if of_words and lowest == highest:
         raise UserError(
             "Expected two or more fusion layers for word maps, got one, whose attention of words does not reach the "
             "matching head: raise model.text.fusion_depth."
         )
     if layer is None:
-        layer = (first + last) // 2
-    if not of_words and not first <= layer <= last:
-        raise UserError(f"Expected a fusion layer from {first} to {last}, got layer {layer}: correct it.")
-    if of_words and not first <= layer < last:
+        layer = (lowest + highest) // 2
+    if not of_words and not lowest <= layer <= highest:
+        raise UserError(f"Expected a fusion layer from {lowest} to {highest}, got layer {layer}: correct it.")
+    if of_words and not lowest <= layer < highest:
         raise UserError(
             f"Expected a fusion layer below the last one, got layer {layer}, whose attention of words does not reach "
-            f"the matching head: give one from {first} to {last - 1}."
+            f"the matching head: give one from {lowest} to {highest - 1}."
         )
     fusion: Any = encoder.layers[layer]
     attention: CrossAttention = fusion.crossattention
@@ -138,22 +139,22 @@ def recording(projections: Mapping[str, nn.Module], output: nn.Module) -> Iterat
         projections: layers whose outputs are recorded, by name.
         output: layer whose first input is the context.
     """
-    seen: dict[str, Tensor] = {}
+    record: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            seen[name] = output.detach()
+            record[name] = output.detach()
 
         return hook
 
     def keep_context(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        seen["context"] = inputs[0].detach().requires_grad_()
-        return seen["context"], *inputs[1:]
+        record["context"] = inputs[0].detach().requires_grad_()
+        return record["context"], *inputs[1:]
 
     hooks = [projection.register_forward_hook(keep(name)) for name, projection in projections.items()]
     hooks.append(output.register_forward_pre_hook(keep_context))
     try:
-        yield seen
+        yield record
     finally:
         for hook in hooks:
             hook.remove()

@@ -10,11 +10,11 @@ Shapes: B pairs, L text tokens, N image tokens (CLS first), V image width, g pat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...callbacks.distributed.collectives import gather_texts, gather_uneven
 from ...common.errors import UserError
@@ -25,9 +25,7 @@ from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage, Summary
 from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import RetrievalEvaluation
 from .gradcam import cross_attention, recording, relevance, token_maps
-
-if TYPE_CHECKING:
-    from .module import ALBEFModule
+from .network import ALBEFNetwork
 
 MapName = Literal["itm", "itc"]
 MAPS: tuple[MapName, ...] = get_args(MapName)
@@ -55,11 +53,22 @@ class GroundingSettings(SettingsGroup, option="grounding"):
 
 
 @torch.inference_mode(False)  # in which Lightning evaluates, and which has no gradients
-def grounding_maps(module: ALBEFModule, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
+def grounding_maps(
+    network: ALBEFNetwork,
+    itm_head: nn.Module,
+    temperature: float,
+    settings: GroundingSettings,
+    image: Tensor,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+) -> dict[str, Tensor]:
     """Return both maps of each pair; in eval mode, without a change of any parameter's `grad`.
 
     Args:
-        module: the student, the matching head, the temperature and the layers of the maps are used.
+        network: the student.
+        itm_head: the matching head, fused [CLS] to two logits.
+        temperature: of the contrastive similarities.
+        settings: the layers of the maps.
         image: [B, 3, S, S].
         input_ids: long [B, L].
         attention_mask: [B, L], 1 for tokens and 0 for padding.
@@ -67,20 +76,23 @@ def grounding_maps(module: ALBEFModule, image: Tensor, input_ids: Tensor, attent
     Returns:
         "itm", the mean of `gradcam.token_maps` over the tokens of the text, and "itc", both [B, g, g] in float32 at
         least.
+
+    Raises:
+        UserError: If the model has no such layer or block.
     """
     if not len(image):  # a dummy row, as in `BertTrunk.encode`, because sharded networks communicate
-        row = (part.new_ones(1, *part.shape[1:]) for part in (image, input_ids, attention_mask))
-        return {name: found[:0] for name, found in grounding_maps(module, *row).items()}
-    network, settings = module.student, module.grounding
+        row = (each.new_ones(1, *each.shape[1:]) for each in (image, input_ids, attention_mask))
+        maps = grounding_maps(network, itm_head, temperature, settings, *row)
+        return {name: heat[:0] for name, heat in maps.items()}
     vit = network.visual_encoder
     attention = cross_attention(network.text_encoder, settings.itm_layer, of_words=False)
     block = _block(len(vit.blocks), settings.itc_block)
-    inputs: list[Tensor] = []
+    block_inputs: list[Tensor] = []
 
-    def keep(module: torch.nn.Module, given: tuple[Tensor, ...]) -> None:
-        inputs.append(given[0])
+    def keep_input(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        block_inputs.append(inputs[0])
 
-    hook = vit.blocks[block].register_forward_pre_hook(keep)
+    hook = vit.blocks[block].register_forward_pre_hook(keep_input)
     try:
         with torch.no_grad():
             image_tokens = network.encode_image(image)
@@ -88,16 +100,16 @@ def grounding_maps(module: ALBEFModule, image: Tensor, input_ids: Tensor, attent
             text_features = network.project_text(states)
     finally:
         hook.remove()
-    tokens = token_maps(network, module.itm_head, attention, image_tokens, states, attention_mask)  # zero at padding
+    tokens = token_maps(network, itm_head, attention, image_tokens, states, attention_mask)  # zero at padding
     itm = tokens.sum(1) / attention_mask.sum(1)[:, None, None]
 
-    own: Any = vit.blocks[block].attn
-    with torch.enable_grad(), recording({"qkv": own.qkv}, own.proj) as seen:
-        image_features = network.project_image(network.finish_image(inputs[0], block))
-        similarity = (image_features * text_features).sum() / module.contrastive_temperature()
-        (gradient,) = torch.autograd.grad(similarity, seen["context"])
-    query, key, value = seen["qkv"].chunk(3, -1)
-    itc = relevance(query[:, :1], key, value, gradient[:, :1], own.num_heads)[:, 0]
+    self_attention: Any = vit.blocks[block].attn
+    with torch.enable_grad(), recording({"qkv": self_attention.qkv}, self_attention.proj) as record:
+        image_features = network.project_image(network.finish_image(block_inputs[0], block))
+        similarity = (image_features * text_features).sum() / temperature
+        (gradient,) = torch.autograd.grad(similarity, record["context"])
+    query, key, value = record["qkv"].chunk(3, -1)
+    itc = relevance(query[:, :1], key, value, gradient[:, :1], self_attention.num_heads)[:, 0]
     return {"itm": itm, "itc": itc.unflatten(-1, vit.patch_embed.grid_size)}
 
 
@@ -126,6 +138,13 @@ class GroundingResult:
     chosen: dict[MapName, Tensor]
     iou: dict[MapName, Tensor]
     part: list[str]
+
+
+class Choices(NamedTuple):
+    """The boxes that a map chooses for the texts of a batch."""
+
+    boxes: list[int]  # index among the candidates of each text, `NO_BOX` for none
+    scores: list[float]  # of the chosen boxes, NaN for none
 
 
 class GroundingEvaluation:
@@ -158,26 +177,31 @@ class GroundingEvaluation:
 
     def step(self, module: Any, batch: Batch, stage: Stage) -> None:
         """Choose a box for each text of a batch, by each map."""
-        found = self._choose(module, batch)
-        rights, index = batch["right_box"].double().cpu(), batch["sample_index"].double().cpu()
-        for place, (boxes, right) in enumerate(zip(batch["boxes"], rights, strict=True)):
+        choices = self._choose(module, batch)
+        right_boxes = batch["right_box"].double().cpu()
+        index = batch["sample_index"].double().cpu()
+        for row, (boxes, right) in enumerate(zip(batch["boxes"], right_boxes, strict=True)):
             boxes = boxes.double().cpu()
             overlap = box_iou(boxes, right)
-            row = [index[place : place + 1], right, (overlap >= IOU).double().mean()[None]]
+            columns = [index[row : row + 1], right, (overlap >= IOU).double().mean()[None]]
             for name in MAPS:
-                chosen = found[name][0][place]
-                row += [_box(boxes, chosen), overlap.new_zeros(1) if chosen == NO_BOX else overlap[chosen][None]]
-            self._rows.append(torch.cat(row))
+                chosen = choices[name].boxes[row]
+                columns.append(_box(boxes, chosen))
+                columns.append(overlap.new_zeros(1) if chosen == NO_BOX else overlap[chosen][None])
+            self._rows.append(torch.cat(columns))
         self._parts += batch["part"]
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
         """Return the chosen box of each text, [B, 4] with NaN for none, and its score [B], by each map."""
-        found, values = self._choose(module, batch), {name: batch[name] for name in ("sample_index", "ref_id")}
+        choices = self._choose(module, batch)
+        values = {name: batch[name] for name in ("sample_index", "ref_id")}
         for name in MAPS:
-            chosen, scores = found[name]
-            boxes = [_box(own.double().cpu(), best) for own, best in zip(batch["boxes"], chosen, strict=True)]
+            boxes = [
+                _box(candidates.double().cpu(), chosen)
+                for candidates, chosen in zip(batch["boxes"], choices[name].boxes, strict=True)
+            ]
             values[f"{name}_box"] = torch.stack(boxes) if boxes else torch.zeros(0, 4).double()
-            values[f"{name}_score"] = torch.tensor(scores, dtype=torch.float64)
+            values[f"{name}_score"] = torch.tensor(choices[name].scores, dtype=torch.float64)
         return values
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -191,45 +215,45 @@ class GroundingEvaluation:
         if not len(rows):
             raise UserError("Expected a text with boxes to evaluate, got none: check the evaluation data.")
         order = rows[:, 0].argsort()
-        rows, parts = rows[order], [parts[place] for place in order.tolist()]
-        columns = {name: rows[:, 6 + 5 * place : 11 + 5 * place] for place, name in enumerate(MAPS)}
+        rows = rows[order]
+        columns = {name: rows[:, 6 + 5 * index : 11 + 5 * index] for index, name in enumerate(MAPS)}
         self.result = GroundingResult(
-            rows[:, 0].long(),
-            rows[:, 1:5],
-            {name: own[:, :4] for name, own in columns.items()},
-            {name: own[:, 4] for name, own in columns.items()},
-            parts,
+            sample_index=rows[:, 0].long(),
+            right=rows[:, 1:5],
+            chosen={name: of_map[:, :4] for name, of_map in columns.items()},
+            iou={name: of_map[:, 4] for name, of_map in columns.items()},
+            part=[parts[index] for index in order.tolist()],
         )
-        prefix, shown = PREFIXES[stage], f"{PREFIXES[stage]}/{self.settings.map}_accuracy"
         accuracies = _accuracies(self.result, rows[:, 5])
         # The name of an accuracy is [<part>/]<map>_accuracy, that of its chance level [<part>/]chance_accuracy.
         chance = {
             name.replace("chance", of): value for name, value in accuracies.items() if "chance_" in name for of in MAPS
         }
         self.summary = Summary({"texts": len(rows)}, chance)
-        found = {f"{prefix}/{name}": value for name, value in accuracies.items()}
         for name in MAPS:
             if none := int(self.result.chosen[name].isnan().any(1).sum()):
                 rank_zero_warn(f"No box has a positive score under the {name} map for {none} of {len(rows)} texts.")
-        log_global(module, found, shown)
+        prefix = PREFIXES[stage]
+        results = {f"{prefix}/{name}": value for name, value in accuracies.items()}
+        log_global(module, results, f"{prefix}/{self.settings.map}_accuracy")
 
-    def _choose(self, module: Any, batch: Batch) -> dict[MapName, tuple[list[int], list[float]]]:
-        """Return the index of the chosen box and its score, NaN for none, of each text, by map."""
+    def _choose(self, module: Any, batch: Batch) -> dict[MapName, Choices]:
+        """Return the chosen boxes of the texts, by map."""
         if "boxes" not in batch:
             raise UserError(
                 "Expected boxes in the batches of an evaluation with model.grounding.evaluate, got none: give the data "
                 "by GroundingDataModule, or set it to false."
             )
-        found: dict[MapName, tuple[list[int], list[float]]] = {name: ([], []) for name in MAPS}
+        choices: dict[MapName, Choices] = {name: Choices([], []) for name in MAPS}
         # Also for a process without texts, since processes that share a model's weights communicate.
         maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])
         for name in MAPS:
             for heat, size, boxes in zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True):
                 scores = box_scores(heat, (size[0], size[1]), boxes.cpu())
                 chosen = choose_box(scores)
-                found[name][0].append(chosen)
-                found[name][1].append(float("nan") if chosen == NO_BOX else float(scores[chosen]))
-        return found
+                choices[name].boxes.append(chosen)
+                choices[name].scores.append(float("nan") if chosen == NO_BOX else float(scores[chosen]))
+        return choices
 
 
 def _box(boxes: Tensor, chosen: int) -> Tensor:
@@ -238,17 +262,18 @@ def _box(boxes: Tensor, chosen: int) -> Tensor:
 
 def _accuracies(result: GroundingResult, chance: Tensor) -> dict[str, float]:
     """Return the results of all texts and of each part, in percent, by name."""
-    found: dict[str, float] = {}
+    accuracies: dict[str, float] = {}
     parts = sorted({part for part in result.part if part})
     for part in [""] + (parts if len(parts) > 1 else []):
-        own = torch.tensor([not part or of == part for of in result.part])
+        rows = torch.tensor([not part or part_of_text == part for part_of_text in result.part])
         prefix = f"{part}/" if part else ""
         for name in MAPS:
-            found[f"{prefix}{name}_accuracy"] = 100 * float((result.iou[name][own] >= IOU).double().mean())
-            none = 100 * float(result.chosen[name][own].isnan().any(1).double().mean())
-            found |= {f"{prefix}{name}_no_box": none} if none else {}
-        found[f"{prefix}chance_accuracy"] = 100 * float(chance[own].mean())
-    return found
+            accuracies[f"{prefix}{name}_accuracy"] = 100 * float((result.iou[name][rows] >= IOU).double().mean())
+            no_box = 100 * float(result.chosen[name][rows].isnan().any(1).double().mean())
+            if no_box:
+                accuracies[f"{prefix}{name}_no_box"] = no_box
+        accuracies[f"{prefix}chance_accuracy"] = 100 * float(chance[rows].mean())
+    return accuracies
 
 
 def evaluation_of(grounding: GroundingSettings, match_equal_texts: bool | None, rerank: RerankSettings) -> Evaluation:

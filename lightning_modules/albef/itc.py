@@ -16,7 +16,8 @@ from ...callbacks.distributed.collectives import gather, rank
 from ..core.memory import in_slices
 from ..evaluation.protocol import Batch
 from ..losses.contrast import share_an_id, text_ids
-from .encoding import Encoded
+from .losses import contrastive_targets, itc_loss
+from .network import Encoded
 from .settings import ContrastSettings
 
 
@@ -26,12 +27,16 @@ class Keys(NamedTuple):
     image: Tensor  # [n, E]
     text: Tensor  # [n, E]
     ids: Tensor  # long [n] or [n, k]
-    first: int  # index of this process's first key
+    offset: int  # index of this process's first key
+    gathered: bool  # whether the keys are of all processes
 
-    def for_queues(self, gathered: bool) -> dict[str, Any]:
-        """Return what `QueueCallback` reads of a step's output; `gathered` says whether the keys are of all."""
-        ids = {"image": self.ids, "text": self.ids}
-        return {"keys": {"image": self.image, "text": self.text}, "key_ids": ids, "keys_are_gathered": gathered}
+    def for_queues(self) -> dict[str, Any]:
+        """Return what `QueueCallback` reads of a step's output."""
+        return {
+            "keys": {"image": self.image, "text": self.text},
+            "key_ids": {"image": self.ids, "text": self.ids},
+            "keys_are_gathered": self.gathered,
+        }
 
 
 class Candidates(NamedTuple):
@@ -65,19 +70,23 @@ class Contrast(NamedTuple):
     text_logits: Tensor  # [B, B], without gradient: texts of this process to its image keys
 
 
+def teacher_keys(teacher: Encoded, batch: Batch, settings: ContrastSettings) -> Keys:
+    """Return the teacher's features as keys: of all processes, or with `key_columns` "local" of this one.
+
+    One collective gathers both modalities.
+    """
+    ids = key_ids(batch, settings)
+    if settings.key_columns == "local":
+        return Keys(teacher.image_features, teacher.text_features, ids, offset=0, gathered=False)
+    image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
+    return Keys(image, text, gather(ids), offset=rank() * len(ids), gathered=True)
+
+
 def key_ids(batch: Batch, settings: ContrastSettings) -> Tensor:
     """Return the ids of a batch's keys: of images, long [B], or with `match_same_text` of images and texts, [B, 2]."""
     if not settings.match_same_text:
         return batch["image_id"]
     return torch.stack([batch["image_id"], text_ids(batch["input_ids"], batch["attention_mask"])], 1)
-
-
-def gather_keys(teacher: Encoded, ids: Tensor, columns: Literal["global", "local"]) -> Keys:
-    """Return the teacher's features of all processes, or of this one; one collective for both modalities."""
-    if columns == "local":
-        return Keys(teacher.image_features, teacher.text_features, ids, first=0)
-    image, text = gather(torch.cat([teacher.image_features, teacher.text_features], 1)).chunk(2, 1)
-    return Keys(image, text, gather(ids), first=rank() * len(ids))
 
 
 def image_text_contrast(
@@ -95,45 +104,46 @@ def image_text_contrast(
     Args:
         student: the student's features, with gradient.
         teacher: the teacher's features, without gradient.
-        keys: result of `gather_keys`.
+        keys: result of `teacher_keys`.
         queues: queues by modality, "image" and "text".
         temperature: [1], learnable.
         alpha: weight of the teacher's soft targets.
-        positives: which candidates match a row: those that share an id, or the row's own key alone.
+        positives: which candidates match a row: those that share an id, or the key of the row's pair alone.
         slice_rows: rows whose logits are held at a time; None for all at once.
     """
     images = Candidates(keys.image, keys.ids, queues["image"])
     texts = Candidates(keys.text, keys.ids, queues["text"])
     pairs = len(student.image_features)
-    own = slice(keys.first, keys.first + pairs)
+    local_keys = slice(keys.offset, keys.offset + pairs)
 
     def contrast_rows(
         ids: Tensor,
-        own_key: Tensor,
+        key_index: Tensor,
         teacher_image: Tensor,
         teacher_text: Tensor,
         student_image: Tensor,
         student_text: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         def targets(queries: Tensor, candidates: Candidates) -> Tensor:
-            matches = matching(positives, ids, own_key, candidates.ids()) & candidates.valid()
+            matches = matching(positives, ids, key_index, candidates.ids()) & candidates.valid()
             return contrastive_targets(candidates.logits(queries, temperature), matches, alpha)
 
         with torch.no_grad():
-            image_targets, text_targets = targets(teacher_image, texts), targets(teacher_text, images)
+            image_targets = targets(teacher_image, texts)
+            text_targets = targets(teacher_text, images)
         image_logits = texts.logits(student_image, temperature)
         text_logits = images.logits(student_text, temperature)
         loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(ids)
         # Clones, because a view of some columns would keep the logits of every slice in memory.
-        return loss[None], image_logits.detach()[:, own].clone(), text_logits.detach()[:, own].clone()
+        return loss[None], image_logits.detach()[:, local_keys].clone(), text_logits.detach()[:, local_keys].clone()
 
     device = keys.image.device
     with torch.autocast(device.type, enabled=False):
         loss, image_logits, text_logits = in_slices(
             contrast_rows,
             slice_rows,
-            keys.ids[own],
-            torch.arange(own.start, own.stop, device=device),
+            keys.ids[local_keys],
+            torch.arange(local_keys.start, local_keys.stop, device=device),
             teacher.image_features,
             teacher.text_features,
             student.image_features,
@@ -142,47 +152,17 @@ def image_text_contrast(
     return Contrast(loss.sum() / pairs, image_logits, text_logits)
 
 
-def matching(positives: Literal["image_id", "diagonal"], ids: Tensor, own_key: Tensor, candidate_ids: Tensor) -> Tensor:
+def matching(
+    positives: Literal["image_id", "diagonal"], ids: Tensor, key_index: Tensor, candidate_ids: Tensor
+) -> Tensor:
     """Return which candidates match which row, boolean [R, M].
 
     Args:
-        positives: "image_id" matches all candidates that share an id with the row, "diagonal" the row's own key.
+        positives: "image_id" matches all candidates that share an id with the row, "diagonal" the key of its pair.
         ids: long [R] or [R, k].
-        own_key: long [R], index of the row's own key among the candidates.
+        key_index: long [R], index of the key of the row's pair among the candidates.
         candidate_ids: long [M] or [M, k].
     """
     if positives == "diagonal":
-        return torch.arange(len(candidate_ids), device=candidate_ids.device) == own_key[:, None]
+        return torch.arange(len(candidate_ids), device=candidate_ids.device) == key_index[:, None]
     return share_an_id(ids, candidate_ids)
-
-
-def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float) -> Tensor:
-    """Mix the teacher's soft targets with the ground truth (eq. 6: y becomes (1 - alpha) y + alpha q).
-
-    Args:
-        teacher_logits: [R, M], the teacher's similarities over the temperature.
-        positives: boolean [R, M], true where the candidate is a match; matches share a row's mass equally.
-        alpha: weight of the soft targets.
-
-    Returns:
-        [R, M], each row summing to 1.
-    """
-    truth = positives.to(teacher_logits.dtype)
-    return alpha * teacher_logits.softmax(-1) + (1 - alpha) * truth / truth.sum(-1, keepdim=True)
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Compute the cross-entropy of logits and soft targets [R, M], averaged over the rows: a 0-D tensor."""
-    return -(targets * logits.log_softmax(-1)).sum(-1).mean()
-
-
-def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, text_targets: Tensor) -> Tensor:
-    """Compute the image-text contrastive loss (eqs. 2 and 6): the mean cross-entropy of both directions.
-
-    Args:
-        image_logits: [R, M] from image to text.
-        text_logits: [R, M] from text to image.
-        image_targets: [R, M] from `contrastive_targets`.
-        text_targets: [R, M] from `contrastive_targets`.
-    """
-    return (soft_cross_entropy(image_logits, image_targets) + soft_cross_entropy(text_logits, text_targets)) / 2

@@ -1,7 +1,7 @@
 """Image-text matching (ITM) with hard negatives: equation 4 of the paper.
 
 Negatives are drawn by (seed, step, position in the global batch), without waiting for the device. Candidates are the
-pairs of one process, or fixed parts of the global batch (`contrast.negative_rows`).
+pairs of one process, or fixed groups of rows of the global batch (`contrast.negative_rows`).
 
 Shapes: B pairs, N image tokens (CLS first), L text tokens (CLS first), D text width.
 """
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...callbacks.draws import draw_uniform, global_positions
@@ -18,10 +17,9 @@ from ...common.errors import UserError
 from ..core.memory import in_slices
 from ..core.precision import at_least_float32
 from ..evaluation.protocol import Batch
-from .counts import mean_count
-from .encoding import Encoded
 from .itc import Contrast
-from .network import ALBEFNetwork
+from .losses import itm_loss, mean_count
+from .network import ALBEFNetwork, Encoded
 from .settings import ContrastSettings
 
 
@@ -59,22 +57,24 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
         UserError: If `negative_rows` does not divide the batch.
     """
     forbidden = forbidden_pairs(batch["image_id"], batch["input_ids"], settings.positives)
-    if (within := settings.negative_rows) is not None:
-        if len(forbidden) % within:
+    if (rows := settings.negative_rows) is not None:
+        if len(forbidden) % rows:
             raise UserError(
-                f"Expected a batch of each process that contrast.negative_rows {within} divides, got {len(forbidden)}: "
+                f"Expected a batch of each process that contrast.negative_rows {rows} divides, got {len(forbidden)}: "
                 "set another number."
             )
-        part = torch.arange(len(forbidden), device=forbidden.device) // within
-        forbidden = forbidden | (part[:, None] != part)
-    to_images, to_texts = contrast.text_logits, contrast.image_logits
+        group = torch.arange(len(forbidden), device=forbidden.device) // rows
+        forbidden = forbidden | (group[:, None] != group)
+    to_images = contrast.text_logits
+    to_texts = contrast.image_logits
     if settings.negatives == "random":
-        to_images, to_texts = torch.zeros_like(to_images), torch.zeros_like(to_texts)
+        to_images = torch.zeros_like(to_images)
+        to_texts = torch.zeros_like(to_texts)
     return HardNegatives(image=draw_hard_negatives(to_images, forbidden), text=draw_hard_negatives(to_texts, forbidden))
 
 
 def forbidden_pairs(image_id: Tensor, input_ids: Tensor, positives: Literal["image_id", "diagonal"]) -> Tensor:
-    """Return which pairs of rows are no negatives, boolean [B, B]; `positives` as in `ContrastSettings`."""
+    """Return which pairs of rows cannot be negatives, boolean [B, B]; `positives` as in `ContrastSettings`."""
     forbidden = torch.eye(len(image_id), dtype=torch.bool, device=image_id.device)
     if positives == "image_id":
         same_text = (input_ids[:, None] == input_ids).all(-1)
@@ -94,13 +94,14 @@ def draw_hard_negatives(similarity: Tensor, forbidden: Tensor) -> Negatives:
     """
     exists = ~forbidden.all(-1)
     logits = similarity.detach().float().masked_fill(forbidden, -torch.inf)
-    own = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
+    diagonal = torch.eye(len(logits), dtype=torch.bool, device=logits.device)
     # A row without candidates draws itself, and `exists` removes it from the loss.
-    logits = logits.masked_fill(own & ~exists[:, None], 0.0)
+    logits = logits.masked_fill(diagonal & ~exists[:, None], 0.0)
     # Sample uniformly where logits are non-finite: the loss reports it, while an error here would kill a GPU process.
     chances = logits.softmax(-1).nan_to_num(nan=1.0)
     # The first of events with these rates: exponentially distributed times, the same on any number of processes.
-    size, device = len(chances), chances.device
+    size = len(chances)
+    device = chances.device
     race = chances / -draw_uniform(size, global_positions(size, device), device).log()
     return Negatives(race.argmax(-1), exists)
 
@@ -121,33 +122,36 @@ def fuse_pairs(
         negatives: from `draw_negatives`.
         slice_rows: pairs that are fused at a time; None for all in one pass.
     """
-    wrong_image, wrong_text = negatives.image.row, negatives.text.row
-    tokens, text, mask = encoded.image_tokens, encoded.text_states, attention_mask
+    tokens = encoded.image_tokens
+    negative_image = negatives.image.row
+    negative_text = negatives.text.row
     # Texts of which row b attends to image b.
-    aligned = [text, text[wrong_text]]
-    masks = [mask, mask[wrong_text]]
+    texts = [encoded.text_states, encoded.text_states[negative_text]]
+    masks = [attention_mask, attention_mask[negative_text]]
     if encoded.masked_states is not None:
-        aligned.append(encoded.masked_states)
+        texts.append(encoded.masked_states)
+        masks.append(attention_mask)
+    count = len(texts)
 
-    def outputs(aligned: Sequence[Tensor], with_wrong_image: Tensor) -> tuple[Tensor, ...]:
-        pairs, with_wrong_text = aligned[:2]
-        return torch.stack([pairs[:, 0], with_wrong_image[:, 0], with_wrong_text[:, 0]], 1), *aligned[2:]
+    def outputs(fused: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        pairs, with_negative_text, *masked, with_negative_image = fused
+        return torch.stack([pairs[:, 0], with_negative_image[:, 0], with_negative_text[:, 0]], 1), *masked
 
-    def fuse_rows(
-        mask: Tensor, wrong_mask: Tensor, tokens: Tensor, wrong_tokens: Tensor, *aligned: Tensor
-    ) -> tuple[Tensor, ...]:
-        masks = torch.cat([mask, wrong_mask, *(mask for _ in aligned[2:])])
-        fused = network.fuse(torch.cat(aligned), masks, tokens).chunk(len(aligned))
-        return outputs(fused, network.fuse(aligned[0], mask, wrong_tokens))
+    def fuse_rows(tokens: Tensor, negative_tokens: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
+        masks = rows[:count]
+        texts = rows[count:]
+        fused = network.fuse(torch.cat(texts), torch.cat(masks), tokens).chunk(count)
+        return outputs([*fused, network.fuse(texts[0], masks[0], negative_tokens)])
 
     if slice_rows is None:
-        # The fusion encoder takes aligned texts first, then texts with the index of their image.
-        masks += [mask] * (len(aligned) - 1)
-        chunks = network.fuse(torch.cat([*aligned, text]), torch.cat(masks), tokens, wrong_image).chunk(len(masks))
-        found = outputs(chunks[:-1], chunks[-1])
+        # The fusion encoder takes texts whose row is that of their image, then texts with the index of their image.
+        states = torch.cat([*texts, encoded.text_states])
+        fused = outputs(
+            network.fuse(states, torch.cat([*masks, attention_mask]), tokens, negative_image).chunk(count + 1)
+        )
     else:
-        found = in_slices(fuse_rows, slice_rows, *masks, tokens, tokens[wrong_image], *aligned)
-    return Fused(found[0], None if encoded.masked_states is None else found[1])
+        fused = in_slices(fuse_rows, slice_rows, tokens, tokens[negative_image], *masks, *texts)
+    return Fused(fused[0], None if encoded.masked_states is None else fused[1])
 
 
 def image_text_matching(head: nn.Module, cls_states: Tensor, negatives: HardNegatives) -> Tensor:
@@ -160,19 +164,6 @@ def image_text_matching(head: nn.Module, cls_states: Tensor, negatives: HardNega
     """
     logits = at_least_float32(head(cls_states.transpose(0, 1).flatten(0, 1)))  # [3B, 2]
     labels = torch.arange(len(logits), device=logits.device) < len(cls_states)  # the first B are matches
-    image, text = negatives.image.exists, negatives.text.exists
-    weights = torch.cat([torch.ones_like(image), image, text]).float()
+    image_exists = negatives.image.exists
+    weights = torch.cat([torch.ones_like(image_exists), image_exists, negatives.text.exists]).float()
     return itm_loss(logits, labels.long(), weights, mean_count(weights.sum(), logits.dtype))
-
-
-def itm_loss(logits: Tensor, labels: Tensor, weights: Tensor, count: Tensor) -> Tensor:
-    """Compute the image-text matching loss (eq. 4).
-
-    Args:
-        logits: [R, 2]; class 1 is a match.
-        labels: long [R].
-        weights: [R], 0 for a pair without an admissible negative, else 1.
-        count: 0-D, denominator of the sum.
-    """
-    losses = F.cross_entropy(logits, labels, reduction="none")
-    return (losses * weights).sum() / count

@@ -1,4 +1,4 @@
-"""Masked language modelling (MLM) with momentum distillation: equations 3 and 7 of the paper.
+"""Masked language modeling (MLM) with momentum distillation: equations 3 and 7 of the paper.
 
 Masked words are drawn by (seed, step, position in the global batch), without waiting for the device.
 
@@ -9,28 +9,27 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...callbacks.draws import draw_bits, draw_uniform
 from ...common.errors import UserError
+from ..core.counting import may_read_values
 from ..core.memory import in_slices
-from .counts import mean_count
-from .encoding import Encoded
-from .network import ALBEFNetwork
+from .losses import mean_count, mlm_loss
+from .network import ALBEFNetwork, Encoded
 from .settings import TextSettings
 
 
 def check_special_tokens(datamodule: Any | None, text: TextSettings) -> None:
-    """Compare the special token ids of the model with those of the data's tokenizer, if known.
+    """Compare the special token ids of the model with those of the data's tokenizer, if the datamodule has them.
 
     Raises:
         UserError: If the ids differ.
     """
-    found = getattr(datamodule, "special_token_ids", None)
-    if found is not None and dict(found) != {name: text.special_token_ids[name] for name in found}:
+    ids = getattr(datamodule, "special_token_ids", None)
+    if ids is not None and dict(ids) != {name: text.special_token_ids[name] for name in ids}:
         raise UserError(
-            f"Expected the tokenizer's special ids {dict(found)}, got {text.special_token_ids}: set "
+            f"Expected the tokenizer's special ids {dict(ids)}, got {text.special_token_ids}: set "
             "model.text.pad_token_id and the others to the tokenizer's."
         )
 
@@ -55,9 +54,10 @@ def draw_masked_tokens(input_ids: Tensor, text: TextSettings) -> MaskedTokens:
     chosen = draw_uniform(*size) < text.mask_probability
     for token in (text.pad_token_id, text.cls_token_id, text.sep_token_id):
         chosen &= input_ids != token
-    kind, random_words = draw_uniform(*size), draw_bits(*size) % text.vocab_size
-    masked = torch.where(chosen & (kind < 0.8), text.mask_token_id, input_ids)
-    masked = torch.where(chosen & (kind >= 0.9), random_words, masked)
+    replacement = draw_uniform(*size)
+    random_words = draw_bits(*size) % text.vocab_size
+    masked = torch.where(chosen & (replacement < 0.8), text.mask_token_id, input_ids)
+    masked = torch.where(chosen & (replacement >= 0.9), random_words, masked)
     return select_positions(input_ids, masked, chosen, _row_capacity(chosen, text.mask_probability))
 
 
@@ -75,17 +75,18 @@ def _row_capacity(chosen: Tensor, probability: float) -> int:
 
     On a CPU this is the number of chosen words. On other devices the host would wait for it: it is a bound.
     """
-    return max(int(chosen.sum()), 1) if chosen.device.type == "cpu" else row_bound(chosen, probability)
+    return max(int(chosen.sum()), 1) if may_read_values(chosen.device) else row_bound(chosen, probability)
 
 
 def row_bound(chosen: Tensor, probability: float) -> int:
     """Return a bound that binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked."""
     words = chosen.numel()
-    mean, deviation = words * probability, math.sqrt(words * probability * (1 - probability))
+    mean = words * probability
+    deviation = math.sqrt(words * probability * (1 - probability))
     return min(words, math.ceil(mean + 6 * deviation) + 1)
 
 
-def masked_language_modelling(
+def masked_language_modeling(
     student: ALBEFNetwork,
     teacher: ALBEFNetwork,
     fused: Tensor,
@@ -107,41 +108,23 @@ def masked_language_modelling(
         alpha: weight of the soft labels.
         slice_rows: pairs that are fused, and whose share of the words is predicted, at a time; None for all at once.
     """
-    taught = list[Tensor]()
+    states = [fused]
     if encoded.masked_states is not None:
 
         def fuse_rows(states: Tensor, mask: Tensor, tokens: Tensor) -> tuple[Tensor]:
             return (teacher.fuse(states, mask, tokens),)
 
         with torch.no_grad():
-            taught += in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
+            states += in_slices(fuse_rows, slice_rows, encoded.masked_states, attention_mask, encoded.image_tokens)
     count = mean_count((masked.labels != -100).sum(), torch.promote_types(fused.dtype, torch.float32))
 
-    def predict_rows(labels: Tensor, states: Tensor, *teacher_states: Tensor) -> tuple[Tensor]:
+    def predict_rows(labels: Tensor, student_states: Tensor, *teacher_states: Tensor) -> tuple[Tensor]:
         with torch.no_grad():
             teacher_logits = teacher.predict_words(teacher_states[0]) if teacher_states else None
-        return (mlm_loss(student.predict_words(states), teacher_logits, labels, alpha, count)[None],)
+        logits = student.predict_words(student_states)
+        return (mlm_loss(logits, teacher_logits, labels, alpha, count)[None],)
 
     # All processes have the same number of slices for any number of masked words, because sharded networks communicate.
-    sizes = slice_rows and [len(part) for part in masked.labels.tensor_split(math.ceil(len(fused) / slice_rows))]
-    states = (part.flatten(0, 1)[masked.positions] for part in (fused, *taught))
-    return in_slices(predict_rows, sizes, masked.labels, *states)[0].sum()
-
-
-def mlm_loss(logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
-    """Compute the loss of masked language modelling with distilled soft labels (eqs. 3 and 7).
-
-    Args:
-        logits: [K, W].
-        teacher_logits: [K, W] of the teacher for the same masked text; None without soft labels.
-        labels: long [K]; -100 marks a row without loss.
-        alpha: weight of the soft labels.
-        count: 0-D, denominator of the sum.
-    """
-    log_probabilities = logits.log_softmax(-1)
-    hard = F.nll_loss(log_probabilities, labels, ignore_index=-100, reduction="none")
-    if teacher_logits is None:
-        return hard.sum() / count
-    soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
-    soft = soft.masked_fill(labels == -100, 0.0)
-    return ((1 - alpha) * hard + alpha * soft).sum() / count
+    sizes = slice_rows and [len(rows) for rows in masked.labels.tensor_split(math.ceil(len(fused) / slice_rows))]
+    masked_states = (each.flatten(0, 1)[masked.positions] for each in states)
+    return in_slices(predict_rows, sizes, masked.labels, *masked_states)[0].sum()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,29 +24,27 @@ from ...callbacks import (
     StepSeedCallback,
     missing_callbacks,
 )
-from ...callbacks.distributed.full_tensor import full_tensor
+from ...callbacks.distributed.collectives import full_tensor
 from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.precision import at_least_float32
-from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.settings import settings
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule
-from . import bert_sizes, gradcam
+from . import gradcam
 from . import weights as initial_weights
-from .encoding import encode
 from .export import LAYOUTS, write_layout
 from .grounding import GroundingSettings, evaluation_of, grounding_maps
-from .itc import gather_keys, image_text_contrast, key_ids
+from .itc import image_text_contrast, teacher_keys
 from .itm import draw_negatives, fuse_pairs, image_text_matching
-from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modelling
-from .network import ALBEFNetwork, FusionBert
+from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modeling
+from .network import ALBEFNetwork, FusionBert, copy_student
 from .official import QUEUES
-from .schedule import paper_schedule, with_decay
+from .schedule import paper_schedule, ramped_alpha, with_decay
 from .settings import (
     ContrastSettings,
     MemorySettings,
@@ -54,13 +53,12 @@ from .settings import (
     TextSettings,
     VisionSettings,
 )
-from .teacher import copy_student, distilled_alphas, ramped_alpha, teacher_text
 
 
 class ALBEFModule(Method):
     """Image-text contrast, matching and masked language modelling; or fine-tuning for retrieval or grounding.
 
-    Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behaviour.
+    Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behavior.
 
     Args:
         vision: the image encoder.
@@ -70,13 +68,23 @@ class ALBEFModule(Method):
         optim: AdamW and its learning rate.
         memory: activation memory.
         rerank: re-ranking of retrieval candidates by the matching head (section 5).
-        weights: initial weights: the authors' or an own checkpoint, or an export; excludes those of vision and text.
+        weights: initial weights: a checkpoint of the authors or of this class, or the folder of an export; excludes
+            `vision.weights` and `text.weights`.
         mlm: whether words are masked and predicted; False builds no language-model head.
         match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         grounding: evaluation of the boxes that texts refer to, instead of retrieval.
         optimizer: replaces AdamW.
         lr_scheduler: replaces the paper's schedule.
     """
+
+    vision: VisionSettings
+    text: TextSettings
+    momentum: MomentumSettings
+    contrast: ContrastSettings
+    optim: OptimSettings
+    memory: MemorySettings
+    rerank: RerankSettings
+    grounding: GroundingSettings
 
     def __init__(
         self,
@@ -95,63 +103,66 @@ class ALBEFModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = settings(TextSettings, text)
-        self.momentum = momentum = settings(MomentumSettings, momentum)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.rerank = rerank = settings(RerankSettings, rerank)
-        self.grounding = grounding = settings(GroundingSettings, grounding)
-        self.weights, self.mlm = weights, mlm
-        self.save_settings()
-        self.change_settings("text", **bert_sizes.sizes_of(self.text))
-        initial_weights.check_sources(self)
+        self.take_arguments(locals())
+        self.weights = weights
+        self.mlm = mlm
+        self.change_settings("text", **initial_weights.sizes_of_bert(self.text))
+        initial_weights.check_sources(weights, self.vision, self.text)
 
-        self.student = ALBEFNetwork(vision, self.text, contrast.embed_dim, mlm, memory.activation_checkpointing)
-        self.teacher = ALBEFNetwork(vision, teacher_text(self.text, momentum), contrast.embed_dim, mlm)
+        contrast = self.contrast
+        checkpointing = self.memory.activation_checkpointing
+        self.student = ALBEFNetwork(self.vision, self.text, contrast.embed_dim, mlm, checkpointing)
+        self.teacher = ALBEFNetwork(self.vision, self.momentum.teacher_text(self.text), contrast.embed_dim, mlm)
         self.itm_head = nn.Linear(self.text.width, 2)
         self.temperature = nn.Parameter(torch.tensor([contrast.temperature]))  # [1]: FSDP2 cannot shard a 0-D tensor
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
-        self.image_queue, self.text_queue = FeatureQueue(*queue), FeatureQueue(*queue)
-        self.evaluation = evaluation_of(grounding, match_equal_texts, rerank)
+        self.image_queue = FeatureQueue(*queue)
+        self.text_queue = FeatureQueue(*queue)
+        self.evaluation = evaluation_of(self.grounding, match_equal_texts, self.rerank)
         copy_student(self.student, self.teacher)
-        for part in () if contrast.itc else (self.student.vision_proj, self.student.text_proj, self.temperature):
-            part.requires_grad_(False)  # which no loss trains
+        if not contrast.itc:  # then no loss trains these
+            for untrained in (self.student.vision_proj, self.student.text_proj, self.temperature):
+                untrained.requires_grad_(False)
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the sum of the losses (eq. 5), and the teacher's features for the queues."""
-        alpha, slice_rows, mask = self.current_alpha(), self.memory.micro_batch_size, batch["attention_mask"]
-        itc_alpha, mlm_alpha = distilled_alphas(alpha, self.momentum)
+        alpha = self.current_alpha()
+        mask = batch["attention_mask"]
+        slice_rows = self.memory.micro_batch_size
+        losses = {}
+
+        # Tokens, states and contrastive features of student and teacher (section 3.1).
         masked = draw_masked_tokens(batch["input_ids"], self.text) if self.mlm else None
         masked_ids = None if masked is None else masked.input_ids
-
-        student = encode(self.student, batch, masked_ids, slice_rows)
+        student = self.student.encode(batch, masked_ids, slice_rows)
         with torch.no_grad():
-            teacher = encode(self.teacher, batch, masked_ids if self.momentum.distill_mlm else None, slice_rows)
+            teacher = self.teacher.encode(batch, masked_ids if self.momentum.distill_mlm else None, slice_rows)
 
         # Image-text contrastive learning (eqs. 1 and 2) with the teacher's soft targets (eq. 6).
-        keys = gather_keys(teacher, key_ids(batch, self.contrast), self.contrast.key_columns)
+        keys = teacher_keys(teacher, batch, self.contrast)
+        itc_alpha = alpha if self.momentum.distill_itc else 0.0
         contrast = image_text_contrast(
             student, teacher, keys, self.queues(), self.temperature, itc_alpha, self.contrast.positives, slice_rows
         )
-        losses = {"itc": contrast.loss} if self.contrast.itc else {}
+        if self.contrast.itc:
+            losses["itc"] = contrast.loss
 
         # Image-text matching (eq. 4) with hard negatives.
         negatives = draw_negatives(contrast, batch, self.contrast)
         fused = fuse_pairs(self.student, student, mask, negatives, slice_rows)
         losses["itm"] = image_text_matching(self.itm_head, fused.cls, negatives)
 
-        # Masked language modelling (eq. 3) with the teacher's soft labels (eq. 7).
+        # Masked language modeling (eq. 3) with the teacher's soft labels (eq. 7).
         if masked is not None and fused.masked is not None:
-            losses["mlm"] = masked_language_modelling(
+            mlm_alpha = alpha if self.momentum.distill_mlm else 0.0
+            losses["mlm"] = masked_language_modeling(
                 self.student, self.teacher, fused.masked, teacher, mask, masked, mlm_alpha, slice_rows
             )
 
         loss = torch.stack(list(losses.values())).sum()
         self._log_step(loss, losses, alpha)
-        return {"loss": loss} | keys.for_queues(gathered=self.contrast.key_columns == "global")
+        return {"loss": loss} | keys.for_queues()
 
     def current_alpha(self) -> float:
         """Return the weight of the teacher's soft targets in this batch."""
@@ -166,8 +177,8 @@ class ALBEFModule(Method):
     def configure_callbacks(self) -> list[Callback]:
         """Supply averaging, queues, seeds and the writer of predictions, unless the user gives them."""
         writer = GroundingWriter() if self.grounding.evaluate else RetrievalPredictionWriter()
-        own = EMACallback(), QueueCallback(), StepSeedCallback(), writer
-        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
+        required = EMACallback(), QueueCallback(), StepSeedCallback(), writer
+        return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` averages after each optimizer step."""
@@ -178,8 +189,13 @@ class ALBEFModule(Method):
         return {"image": self.image_queue, "text": self.text_queue}
 
     def load_initial_weights(self) -> None:
-        """Load `weights`, or `vision.weights` and `text.weights`."""
-        initial_weights.start(self)
+        """Load `weights` into student and teacher, or `vision.weights` and `text.weights` into both."""
+        if self.weights is not None:
+            source = initial_weights.load_trained(self, self.weights)
+        else:
+            source = initial_weights.load_encoders(self.student, self.vision, self.text)
+            copy_student(self.student, self.teacher)
+        rank_zero_info(f"ALBEF starts with {source}.")
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return how `weights` expect images to be prepared, if they record it."""
@@ -247,7 +263,10 @@ class ALBEFModule(Method):
 
     def grounding_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> dict[str, Tensor]:
         """Return the "itm" and "itc" maps [B, g, g] of images [B, 3, S, S] and texts [B, L]; in eval mode."""
-        return grounding_maps(self, image, input_ids, attention_mask)
+        temperature = self.contrastive_temperature()
+        return grounding_maps(
+            self.student, self.itm_head, temperature, self.grounding, image, input_ids, attention_mask
+        )
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""

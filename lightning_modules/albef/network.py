@@ -8,6 +8,7 @@ embedding dimension, H heads.
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from timm.models.vision_transformer import VisionTransformer
@@ -22,9 +23,9 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..core.memory import recomputed
-from ..core.mlp import LeanMlp
+from ..core.memory import LeanMlp, in_slices, recomputed
 from ..core.precision import at_least_float32, unit
+from ..evaluation.protocol import Batch
 from ..networks.attention import attend, set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows
 from .settings import TextSettings, VisionSettings
@@ -74,7 +75,8 @@ class CrossAttention(nn.Module):
         aligned = states.shape[0] - gathered
         length = states.shape[1]
         query = self.self["query"](states)
-        key, value = self._split(self.self["key"](image_tokens)), self._split(self.self["value"](image_tokens))
+        key = self._split(self.self["key"](image_tokens))
+        value = self._split(self.self["value"](image_tokens))
         dropout = self.dropout if self.training else 0.0
         mask = None if visible is None else visible[:, None, None]
 
@@ -87,12 +89,12 @@ class CrossAttention(nn.Module):
             contexts.append(context.unflatten(1, (-1, length)).transpose(0, 1).flatten(0, 1))  # [K*B, L, D]
         if image_index is not None:
 
-            def apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-                own = None if mask is None else mask[image_index]
-                return attend(query, key[image_index], value[image_index], own, dropout)
+            def attend_apart(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+                row_mask = None if mask is None else mask[image_index]
+                return attend(query, key[image_index], value[image_index], row_mask, dropout)
 
             # Recomputed, so that the copies of keys and values are not held until the backward pass.
-            gathered_context = recomputed(apart, self._split(query[aligned:]), key, value)
+            gathered_context = recomputed(attend_apart, self._split(query[aligned:]), key, value)
             contexts.append(gathered_context.transpose(1, 2).flatten(2))
         context = contexts[0] if len(contexts) == 1 else torch.cat(contexts)
         return self.output(context, states)
@@ -190,30 +192,6 @@ class FusionBert(nn.Module):
         return states
 
 
-def image_encoder(vision: VisionSettings, activation_checkpointing: bool = False) -> VisionTransformer:
-    """Build the image encoder, which returns all tokens.
-
-    Args:
-        vision: its sizes.
-        activation_checkpointing: whether every block recomputes its activations in the backward pass.
-    """
-    # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
-    encoder = VisionTransformer(
-        img_size=vision.image_size,
-        patch_size=vision.patch_size,
-        embed_dim=vision.width,
-        depth=vision.depth,
-        num_heads=vision.heads,
-        mlp_ratio=vision.mlp_ratio,
-        num_classes=0,
-        global_pool="",
-        norm_layer=partial(nn.LayerNorm, eps=1e-6),
-        mlp_layer=LeanMlp,
-    )
-    encoder.set_grad_checkpointing(activation_checkpointing)
-    return encoder
-
-
 def bert_sizes(text: TextSettings, layers: int | None = None) -> BertConfig:
     """Return the configuration of a BERT of these settings, of text and fusion layers unless a number is given."""
     return bert_config(
@@ -228,7 +206,49 @@ def bert_sizes(text: TextSettings, layers: int | None = None) -> BertConfig:
     )
 
 
-class ALBEFNetwork(nn.Module):
+class Encoded(NamedTuple):
+    """A batch of B pairs after the unimodal encoders of one model."""
+
+    image_tokens: Tensor  # [B, N, V]
+    text_states: Tensor  # [B, L, D]
+    masked_states: Tensor | None  # [B, L, D] of the masked texts, if there are any
+    image_features: Tensor  # [B, E], unit length
+    text_features: Tensor  # [B, E], unit length
+
+
+class ImageNetwork(nn.Module):
+    """Base of the networks: the image encoder.
+
+    Args:
+        vision: sizes of the image encoder.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+
+    def __init__(self, vision: VisionSettings, activation_checkpointing: bool) -> None:
+        super().__init__()
+        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
+        self.visual_encoder = VisionTransformer(
+            img_size=vision.image_size,
+            patch_size=vision.patch_size,
+            embed_dim=vision.width,
+            depth=vision.depth,
+            num_heads=vision.heads,
+            mlp_ratio=vision.mlp_ratio,
+            num_classes=0,
+            global_pool="",
+            norm_layer=partial(nn.LayerNorm, eps=1e-6),
+            mlp_layer=LeanMlp,
+        )
+        self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
+
+    def encode_image(self, image: Tensor) -> Tensor:
+        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
+        set_vit_attention(self.visual_encoder, image)
+        tokens: Tensor = self.visual_encoder(image)
+        return tokens
+
+
+class ALBEFNetwork(ImageNetwork):
     """Image encoder, text and fusion encoder, and both projections, for the student or the teacher.
 
     Args:
@@ -247,22 +267,41 @@ class ALBEFNetwork(nn.Module):
         language_head: bool = True,
         activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
-        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        super().__init__(vision, activation_checkpointing)
         self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.vision_proj = nn.Linear(vision.width, embed_dim)
         self.text_proj = nn.Linear(text.width, embed_dim)
 
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
-        set_vit_attention(self.visual_encoder, image)
-        return self.visual_encoder(image)
+    def encode(self, batch: Batch, masked_ids: Tensor | None, slice_rows: int | None) -> Encoded:
+        """Encode the images, the texts and the masked texts of a training batch (section 3.1).
 
-    def finish_image(self, states: Tensor, first: int) -> Tensor:
-        """Run the image encoder from block `first` on: input of that block [B, N, V] to tokens [B, N, V]."""
+        Args:
+            batch: `image` [B, 3, S, S], `input_ids` and `attention_mask` [B, L].
+            masked_ids: long [B, L], the texts with masked words; None without masked language modeling.
+            slice_rows: pairs that are encoded at a time; None for all at once.
+        """
+
+        def encode_rows(image: Tensor, mask: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
+            # Texts and masked texts go through the text layers as one batch.
+            states = self.encode_text(torch.cat(texts), mask.repeat(len(texts), 1))
+            return self.encode_image(image), *states.chunk(len(texts))
+
+        texts = [batch["input_ids"]] if masked_ids is None else [batch["input_ids"], masked_ids]
+        encoded = in_slices(encode_rows, slice_rows, batch["image"], batch["attention_mask"], *texts)
+        image_tokens, text_states = encoded[:2]
+        return Encoded(
+            image_tokens,
+            text_states,
+            None if masked_ids is None else encoded[2],
+            self.project_image(image_tokens),
+            self.project_text(text_states),
+        )
+
+    def finish_image(self, states: Tensor, start: int) -> Tensor:
+        """Run the image encoder from block `start` on: input of that block [B, N, V] to tokens [B, N, V]."""
         set_vit_attention(self.visual_encoder, states)
-        for block in self.visual_encoder.blocks[first:]:
+        for block in self.visual_encoder.blocks[start:]:
             states = block(states)
         return self.visual_encoder.norm(states)
 
@@ -295,3 +334,9 @@ class ALBEFNetwork(nn.Module):
     def project_text(self, text_states: Tensor) -> Tensor:
         """Project text states [B, L, D] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.text_proj(text_states[:, 0]))
+
+
+def copy_student(student: nn.Module, teacher: nn.Module) -> None:
+    """Make the teacher a copy of the student without gradients; `EMACallback` averages it during training."""
+    teacher.load_state_dict(student.state_dict())
+    teacher.requires_grad_(False)

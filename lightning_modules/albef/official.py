@@ -7,41 +7,39 @@ head, but the image ids of the queues, `idx_queue`. The teacher's names carry `_
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.queue import NO_ID
 
-if TYPE_CHECKING:
-    from .module import ALBEFModule
-
 QUEUES = ("image_queue", "text_queue")
-_PARTS = ("visual_encoder", "text_encoder", "text_decoder", "vision_proj", "text_proj", "cls_head", "ta_head")
+_MODULES = ("visual_encoder", "text_encoder", "text_decoder", "vision_proj", "text_proj", "cls_head", "ta_head")
 _POSITION_IDS = "bert.embeddings.position_ids"
 _OFFICIAL_NO_ID = -100
 
 
-def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
-    """Return the module's state under the authors' names: at the paper's sizes 844 entries with the head.
+def to_official(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state under the authors' names: at the paper's sizes 844 entries with the head.
 
-    The result has the pre-training layout with a language-model head (`mlm=True`), else the retrieval layout. The
-    authors' queues are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's,
-    and a slot whose two keys belong to different images has no id. An empty slot is a column of zeros.
+    The result has the pre-training layout with a language-model head, else the retrieval layout. The authors' queues
+    are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's, and a slot
+    whose two keys belong to different images has no id. An empty slot is a column of zeros.
+
+    Args:
+        module: an `ALBEFModule`: with the networks `student` and `teacher`, a matching head, a temperature and queues.
     """
     state = module.state_dict()
-    flat = not module.mlm
+    flat = not any(".text_encoder.cls." in name for name in state)
     official = {
-        official_name(own, flat): tensor
-        for own, tensor in state.items()
-        if not own.startswith(("temperature", *QUEUES))
+        official_name(name, flat): tensor
+        for name, tensor in state.items()
+        if not name.startswith(("temperature", *QUEUES))
     }
-    positions = module.student.text_encoder.bert.embeddings.position_ids
-    official |= {
-        official_name(f"{root}.text_encoder.{_POSITION_IDS}", flat): positions for root in ("student", "teacher")
-    }
+    for network in ("student", "teacher"):
+        positions = module.get_buffer(f"{network}.text_encoder.{_POSITION_IDS}")
+        official[official_name(f"{network}.text_encoder.{_POSITION_IDS}", flat)] = positions
     official |= {
         "temp": state["temperature"].squeeze(0),
         "image_queue": state["image_queue.features"].T,
@@ -50,33 +48,33 @@ def to_official(module: "ALBEFModule") -> dict[str, Tensor]:
     }
     if flat:
         image_ids, text_ids = (state[f"{name}.ids"].unflatten(0, (-1, 1)).flatten(1)[:, 0] for name in QUEUES)
-        # Older checkpoints of this package have -1 in empty slots.
-        filled = torch.arange(len(image_ids), device=image_ids.device) < state["image_queue.filled"]
-        known = (image_ids == text_ids) & (image_ids != NO_ID) & filled
-        official["idx_queue"] = torch.where(known, image_ids, _OFFICIAL_NO_ID)[None]
+        same_image = (image_ids == text_ids) & (image_ids != NO_ID)
+        official["idx_queue"] = torch.where(same_image, image_ids, _OFFICIAL_NO_ID)[None]
     return official
 
 
 def from_official(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the authors' state dict with the names of this package; unknown names are kept.
+    """Return the authors' state dict with the names of this package; other names are kept.
 
     A queue counts as filled up to its last column that is not zero; the authors' queues are always full.
     """
     state: dict[str, Tensor] = {}
     for name, tensor in official.items():
-        part, _, inner = name.partition(".")
-        root = "teacher" if part.endswith("_m") else "student"
-        part = part.removesuffix("_m")
-        if part == "text_encoder" and inner.startswith(("embeddings.", "encoder.")):
-            inner = f"bert.{inner}"
-        if inner == _POSITION_IDS:  # 0, 1, 2, ...; missing in files of later versions of transformers
+        module, _, parameter = name.partition(".")
+        network = "teacher" if module.endswith("_m") else "student"
+        module = module.removesuffix("_m")
+        if module == "text_encoder" and parameter.startswith(("embeddings.", "encoder.")):
+            parameter = f"bert.{parameter}"
+        if parameter == _POSITION_IDS:  # 0, 1, 2, ...; missing in files of later versions of transformers
             continue
-        own = f"{root}.{part}.{inner}" if part in _PARTS else name
-        state[name if own in state else own] = tensor  # of a file with both forms of a name, one is unknown
+        renamed = f"{network}.{module}.{parameter}" if module in _MODULES else name
+        # In a file with both forms of a name, the second stays, and loading refuses it.
+        state[name if renamed in state else renamed] = tensor
 
     if "temp" in state:
         state["temperature"] = state.pop("temp").reshape(1)
-    pointer, ids = state.pop("queue_ptr", None), state.pop("idx_queue", None)
+    pointer = state.pop("queue_ptr", None)
+    ids = state.pop("idx_queue", None)
     for queue in QUEUES:
         if queue in state:
             features = state.pop(queue).T
@@ -96,26 +94,25 @@ def is_flat(official: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("text_encoder.embeddings.") for name in official)
 
 
-def official_name(own: str, flat: bool) -> str:
+def official_name(name: str, flat: bool) -> str:
     """Return the authors' name of a tensor.
 
     Args:
-        own: name in this package.
-        flat: whether the authors' names have no level `bert.`.
+        name: name in this package.
+        flat: whether the authors' names have no level `bert.`; the decoder of VQA has it in any case.
     """
-    root, _, inner = own.partition(".")
+    root, _, inner = name.partition(".")
     if root in ("student", "teacher"):
-        part, _, name = inner.partition(".")
-        name = (
-            name.removeprefix("bert.") if flat and part == "text_encoder" else name
-        )  # the decoder of VQA has the level
-        return f"{part}{'_m' if root == 'teacher' else ''}.{name}"
+        module, _, parameter = inner.partition(".")
+        if flat and module == "text_encoder":
+            parameter = parameter.removeprefix("bert.")
+        return f"{module}{'_m' if root == 'teacher' else ''}.{parameter}"
     if root in QUEUES:
         return "queue_ptr" if inner == "pointer" else root
-    return "temp" if own == "temperature" else own
+    return "temp" if name == "temperature" else name
 
 
-def save_official(module: "ALBEFModule", path: str | Path) -> None:
+def save_official(module: nn.Module, path: str | Path) -> None:
     """Write `to_official` to a file that the authors' scripts load with `--checkpoint`.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from ...common.errors import UserError
@@ -15,8 +15,9 @@ from ...common.ranges import (
     SHARE,
     Range,
     SettingsGroup,
+    check_heads,
+    check_patches,
 )
-from ...common.sizes import check_heads, check_patches
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class TextSettings(SettingsGroup, option="text"):
         dropout: dropout probability of hidden states and of attention weights; the image encoder has no dropout.
         weights: hub name or folder of the BERT with the initial weights (the paper: "bert-base-uncased"). None means
             random. A folder sets vocabulary, positions, width, heads, feed-forward width, depths and special token ids
-            (`bert_sizes.sizes_of`).
+            (`weights.sizes_of_bert`).
         mask_probability: share of the words that is masked.
         pad_token_id: the tokenizer's padding token.
         cls_token_id: the tokenizer's [CLS] token.
@@ -125,6 +126,10 @@ class MomentumSettings(SettingsGroup, option="momentum"):
     distill_itc: bool = True
     distill_mlm: bool = True
 
+    def teacher_text(self, text: TextSettings) -> TextSettings:
+        """Return the settings of the teacher's BERT: the student's, without dropout unless `teacher_dropout` is set."""
+        return text if self.teacher_dropout else replace(text, dropout=0.0)
+
 
 @dataclass(frozen=True)
 class ContrastSettings(SettingsGroup, option="contrast"):
@@ -166,13 +171,13 @@ class ContrastSettings(SettingsGroup, option="contrast"):
     negatives: Literal["hard", "random"] = "hard"
 
     def by_process(self) -> list[str]:
-        """Return in clauses what depends on the processes' own batches."""
-        found = []
+        """Return a clause for each result that depends on how the global batch is divided among the processes."""
+        clauses = []
         if self.negative_rows is None:
-            found.append("hard negatives are drawn from the batch of each process (see contrast.negative_rows)")
+            clauses.append("hard negatives are drawn from the batch of each process (see contrast.negative_rows)")
         if self.key_columns == "local":
-            found.append("features are contrasted with the keys of each process (contrast.key_columns)")
-        return found
+            clauses.append("features are contrasted with the keys of each process (contrast.key_columns)")
+        return clauses
 
     def __post_init__(self) -> None:
         self.check_order("temperature_min", "temperature")
@@ -215,14 +220,93 @@ class OptimSettings(SettingsGroup, option="optim"):
 
 @dataclass(frozen=True)
 class MemorySettings(SettingsGroup, option="memory"):
-    """Trade computation for activation memory; neither setting changes a loss.
+    """Less activation memory for more computation; neither setting changes a loss.
 
     Args:
         micro_batch_size: pairs that pass through the networks at a time, with activations recomputed in the backward
-        pass.
-            None: the whole batch at once.
+            pass. None: the whole batch at once.
         activation_checkpointing: whether every block of the student recomputes its activations in the backward pass.
     """
 
     micro_batch_size: Annotated[int | None, COUNT] = None
     activation_checkpointing: bool = False
+
+
+# The downstream tasks: the groups above with the defaults of the authors' configurations
+
+
+@dataclass(frozen=True)
+class TaskVisionSettings(VisionSettings):
+    """The image encoder, at 384 pixels (section 5); see `VisionSettings`."""
+
+    image_size: int = 384
+
+
+@dataclass(frozen=True)
+class TaskMomentumSettings(MomentumSettings):
+    """The momentum teacher of a task and its soft targets; see `MomentumSettings`.
+
+    Args:
+        distill: whether there are a teacher and soft targets. False builds no teacher.
+        start: "weights" starts the teacher from the loaded weights; "random" starts it, where the loaded weights have
+            no teacher, from the random weights before them, averaged once with the loaded ones, as the authors'
+            fine-tuning for NLVR2 does.
+    """
+
+    distill: bool = True
+    start: Literal["weights", "random"] = "weights"
+
+
+@dataclass(frozen=True)
+class EntailmentMomentumSettings(TaskMomentumSettings):
+    """The momentum teacher of visual entailment, whose alpha is constant; see `TaskMomentumSettings`."""
+
+    alpha_warmup_epochs: float = 0.0
+
+
+@dataclass(frozen=True)
+class TaskOptimSettings(OptimSettings):
+    """AdamW and its learning rate; see `OptimSettings`. `decay_temperature` has no effect."""
+
+    learning_rate: float = 2e-5
+    min_learning_rate: float = 1e-6
+    warmup_steps: int = 100
+
+
+@dataclass(frozen=True)
+class AssignmentOptimSettings(TaskOptimSettings):
+    """AdamW and its learning rate in text assignment; see `OptimSettings`."""
+
+    min_learning_rate: float = 1e-5
+
+
+@dataclass(frozen=True)
+class VQAOptimSettings(TaskOptimSettings):
+    """AdamW and its learning rate in visual question answering; see `OptimSettings`."""
+
+    warmup_steps: int = 400
+
+
+@dataclass(frozen=True)
+class AnswerSettings(SettingsGroup, option="answers"):
+    """How a question is answered (section 5, and the authors' code).
+
+    Args:
+        how: "rank" ranks the data's list of answers, "generate" writes an answer by beam search; without a list,
+            answers are always written.
+        candidates: answers of the list that remain after the first token is scored.
+        first_token_twice: whether the log-probability of the first token counts twice, as in the authors' code.
+        block: tokens of answers that are scored at a time. At the paper's sizes a block of 4096 takes 1.0 GB for the
+            head and 0.2 GB for the decoder's layers.
+        beams: beams of the search.
+        max_tokens: longest written answer in tokens, its end included.
+        top: number of best answers that are reported with their probabilities.
+    """
+
+    how: Literal["rank", "generate"] = "rank"
+    candidates: Annotated[int, COUNT] = 128
+    first_token_twice: bool = False
+    block: Annotated[int, COUNT] = 4096
+    beams: Annotated[int, COUNT] = 3
+    max_tokens: Annotated[int, COUNT] = 10
+    top: Annotated[int, COUNT] = 5

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from ...common.errors import UserError
 from ...common.files import check_free, replacing, writing
-from ..core.clip_preprocessing import Preprocessing
-from ..core.preprocessing import has_pixels
-from ..core.tokenizer_files import save_tokenizer
-from ..core.transformers_files import without_progress, write_model, write_preprocessing
+from ...common.preprocessing import Preprocessing, has_pixels
+from ..core.transformers_files import save_tokenizer, without_progress, write_model, write_preprocessing
 from .network import ALBEFNetwork, bert_sizes
 
 LAYOUT = (
@@ -54,7 +52,8 @@ def save_transformers(
     from transformers import BertModel, ViTConfig, ViTModel
 
     network: ALBEFNetwork = module.student.float().eval()
-    vision, trunk = module.vision, network.text_encoder.bert
+    vision = module.vision
+    trunk = network.text_encoder.bert
     vit = ViTConfig(
         hidden_size=vision.width,
         num_hidden_layers=vision.depth,
@@ -68,18 +67,18 @@ def save_transformers(
     outside = tuple(f"encoder.layer.{index}." for index in range(layers, len(network.text_encoder.layers)))
     words = {name: tensor for name, tensor in trunk.state_dict().items() if not name.startswith(outside)}
     projections = {
-        f"{name}.{part}": tensor
+        f"{name}.{parameter}": tensor
         for name, layer in (("image", network.vision_proj), ("text", network.text_proj))
-        for part, tensor in layer.state_dict().items()
+        for parameter, tensor in layer.state_dict().items()
     }
     target = Path(folder).expanduser().absolute()
     check_free(target)
     with replacing(target) as staged, writing(target):
-        for part in ("image", "text"):
-            (staged / part).mkdir(parents=True)
+        for encoder in ("image", "text"):
+            (staged / encoder).mkdir(parents=True)
         write_model(dict(_vit_state(network.visual_encoder.state_dict())), vit, "ViTModel", staged / "image")
         if has_pixels(record):
-            write_preprocessing(Preprocessing.of(record, "the checkpoint"), staged / "image")
+            write_preprocessing(Preprocessing.from_dict(record, "the checkpoint"), staged / "image")
         write_model(words, bert_sizes(module.text, layers), "BertModel", staged / "text")
         if tokenizer_json is not None:
             save_tokenizer(tokenizer_json, staged / "text", module.text.special_token_ids, module.text.max_tokens)
@@ -93,9 +92,9 @@ def save_transformers(
 def _vit_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of timm's ViT under the names of published checkpoints of transformers' ViT."""
     for name, tensor in state.items():
-        if found := re.match(r"blocks\.(\d+)\.attn\.qkv\.(\w+)", name):
-            for part, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
-                yield f"encoder.layer.{found[1]}.attention.attention.{part}.{found[2]}", rows.clone()
+        if match := re.match(r"blocks\.(\d+)\.attn\.qkv\.(\w+)", name):
+            for projection, rows in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                yield f"encoder.layer.{match[1]}.attention.attention.{projection}.{match[2]}", rows.clone()
             continue
         for pattern, name_there in _VIT:
             renamed, count = re.subn(rf"^{pattern}", name_there, name)
@@ -107,14 +106,14 @@ def _vit_state(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 @torch.no_grad()
 def _check(network: ALBEFNetwork, image: Any, text: Any, module: Any) -> None:
     generator = torch.Generator().manual_seed(0)
-    size, words = module.vision.image_size, module.text.vocab_size
+    size = module.vision.image_size
     pixels = torch.randn(2, 3, size, size, generator=generator)
-    ids = torch.randint(1, words, (2, min(8, module.text.max_positions)), generator=generator)
+    ids = torch.randint(1, module.text.vocab_size, (2, min(8, module.text.max_positions)), generator=generator)
     mask = torch.ones_like(ids)
     mask[1, -3:] = 0
-    states = text(input_ids=ids, attention_mask=mask).last_hidden_state - network.encode_text(ids, mask)
-    tokens = image(pixel_values=pixels).last_hidden_state - network.encode_image(pixels)
-    error = max(float(tokens.abs().max()), float(states[mask.bool()].abs().max()))
+    state_errors = text(input_ids=ids, attention_mask=mask).last_hidden_state - network.encode_text(ids, mask)
+    token_errors = image(pixel_values=pixels).last_hidden_state - network.encode_image(pixels)
+    error = max(float(token_errors.abs().max()), float(state_errors[mask.bool()].abs().max()))
     if not error < _MAX_ERROR:
         raise UserError(
             f"Expected encoders that transformers computes alike, got states that differ by {error:.1g} with this "

@@ -1,63 +1,72 @@
 """Initial weights of ALBEF: from a trained ALBEF, from public models, and from state dicts of both layouts."""
 
+import json
 import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
-from transformers import BertForMaskedLM
+from torch import Tensor, nn
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
+from ...callbacks import FeatureQueue
 from ...common.errors import UserError
-from ..core.fitting import load_fitting
-from ..core.folder import read_folder
-from ..networks.vit_weights import load_vision_weights, resize_positions
-from .network import FusionBert
+from ..core.checkpoints import read_folder
+from ..core.fitting import fill_tied, load_fitting
+from ..networks.vit import load_vision_weights, resize_positions
+from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
-from .teacher import copy_student
-
-if TYPE_CHECKING:
-    from .module import ALBEFModule
+from .settings import TextSettings, VisionSettings
 
 _HEAD = ".text_encoder.cls."
+_BERT_NAMES = {
+    "vocab_size": "vocab_size",
+    "max_positions": "max_position_embeddings",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "ffn_width": "intermediate_size",
+}
+"""Settings by the names that `config.json` has for them."""
+_DEFAULTS = {field.name: field.default for field in fields(TextSettings)}
 
 
-def check_sources(module: "ALBEFModule") -> None:
+def check_sources(weights: str | None, vision: VisionSettings, text: TextSettings) -> None:
     """Check that the settings name one source of weights.
 
     Raises:
-        UserError: If a trained ALBEF is named beside weights of a part.
+        UserError: If a trained ALBEF is named beside the weights of an encoder.
     """
-    parts = module.vision.weights, module.text.weights
-    if module.weights is not None and parts != (None, None):
+    if weights is not None and (vision.weights, text.weights) != (None, None):
         raise UserError(
-            f"Expected one source of weights, got model.weights {module.weights!r} beside vision.weights {parts[0]!r} "
-            f"and text.weights {parts[1]!r}: set the latter to null."
+            f"Expected one source of weights, got model.weights {weights!r} beside vision.weights {vision.weights!r} "
+            f"and text.weights {text.weights!r}: set the latter to null."
         )
 
 
-def start(module: "ALBEFModule") -> None:
-    """Load initial weights into student and teacher, and log their sources.
+# From public models
 
-    `weights` is a trained ALBEF. Otherwise `vision.weights` and `text.weights` initialize parts of the student, and the
-    teacher is its copy.
+
+def load_encoders(student: ALBEFNetwork, vision: VisionSettings, text: TextSettings) -> str:
+    """Load `vision.weights` and `text.weights` into the student's encoders.
+
+    Returns:
+        Description of the sources, for a log line; an encoder without weights stays random.
+
+    Raises:
+        UserError: If a source does not exist or does not fit.
     """
-    if module.weights is not None:
-        rank_zero_info(f"ALBEF starts with {load_trained(module, module.weights)}.")
-        return
-    vision, text = "image encoder at random", "text and fusion encoder at random"
-    if module.vision.weights is not None:
-        vision = load_vision_weights(module.student.visual_encoder, module.vision.weights)
-    if module.text.weights is not None:
-        text = load_bert(module.student.text_encoder, module.text.weights)
-    copy_student(module.student, module.teacher)
-    rank_zero_info(f"ALBEF starts with {vision}; {text}; projections and matching head at random.")
+    image_source = "image encoder at random"
+    text_source = "text and fusion encoder at random"
+    if vision.weights is not None:
+        image_source = load_vision_weights(student.visual_encoder, vision.weights)
+    if text.weights is not None:
+        text_source = load_bert(student.text_encoder, text.weights)
+    return f"{image_source}; {text_source}; projections and matching head at random"
 
 
 def load_bert(encoder: FusionBert, source: str) -> str:
@@ -81,12 +90,92 @@ def load_bert(encoder: FusionBert, source: str) -> str:
     return f"text and fusion encoder from {source!r}, cross-attention random"
 
 
-def load_trained(module: "ALBEFModule", source: str) -> str:
+def _layer_of(key: str) -> int:
+    """Return the index of the layer that a key of a BERT belongs to, else -1."""
+    parts = key.split(".")
+    return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
+
+
+def sizes_of_bert(text: TextSettings) -> dict[str, int]:
+    """Return the settings that follow from the BERT whose folder `weights` names; none for other weights.
+
+    Width, heads, feed-forward width, positions and vocabulary are those of `config.json`, special token ids those of
+    the folder's tokenizer. Its layers are split: `depth` is what `fusion_depth` leaves, which is half of the layers
+    unless it is set. If `depth` is set, the first `depth + fusion_depth` layers are used. A setting counts as set if it
+    differs from its default.
+
+    Raises:
+        UserError: If the folder holds no BERT, or a setting does not fit it.
+    """
+    folder = Path(text.weights or "").expanduser()
+    if text.weights is None or not folder.is_dir():
+        return {}
+    config = _bert_config(folder)
+    sizes = {name: getattr(config, bert_name) for name, bert_name in _BERT_NAMES.items()}
+    for name, size in sizes.items():
+        given = getattr(text, name)
+        # The command line sets the vocabulary from the data, whose tokenizer may have fewer entries.
+        if name != "vocab_size" and given not in (_DEFAULTS[name], size):
+            raise UserError(
+                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {given}: leave it out."
+            )
+    return sizes | _layers(text, config.num_hidden_layers, folder) | _special_ids(text, folder)
+
+
+def _bert_config(folder: Path) -> BertConfig:
+    """Return the configuration of the BERT in a folder."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise UserError(f"Expected a BERT as text.weights, got {str(folder)!r} without config.json: correct it.")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Expected JSON in {str(file)!r}, got another format or a damaged file: correct it.") from error
+    model_type = content.get("model_type") if isinstance(content, dict) else None
+    if model_type != "bert":
+        raise UserError(f"Expected a BERT as text.weights, got {model_type!r} in {str(file)!r}: give another folder.")
+    return BertConfig.from_dict(content)
+
+
+def _layers(text: TextSettings, layers: int, folder: Path) -> dict[str, int]:
+    """Return the numbers of text and fusion layers."""
+    depth = text.depth
+    fusion_depth = text.fusion_depth
+    if depth != _DEFAULTS["depth"]:
+        if depth + fusion_depth > layers:
+            raise UserError(
+                f"Expected text.depth and text.fusion_depth of at most {layers} together, the layers of the BERT in "
+                f"{str(folder)!r}, got {depth} and {fusion_depth}: decrease one of them."
+            )
+        return {}
+    if fusion_depth == _DEFAULTS["fusion_depth"]:
+        fusion_depth = layers // 2
+    if not 1 <= fusion_depth < layers:
+        raise UserError(
+            f"Expected text.fusion_depth from 1 to {layers - 1}, below the layers of the BERT in {str(folder)!r}, got "
+            f"{fusion_depth}: correct it, or give a deeper BERT."
+        )
+    return {"depth": layers - fusion_depth, "fusion_depth": fusion_depth}
+
+
+def _special_ids(text: TextSettings, folder: Path) -> dict[str, int]:
+    """Return the special token ids of the folder's tokenizer; none without a tokenizer."""
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        return {}
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in text.special_token_ids}
+    return {name: number for name, number in ids.items() if number is not None}
+
+
+# From a trained ALBEF
+
+
+def load_trained(module: nn.Module, source: str) -> str:
     """Fill student and teacher from a trained ALBEF, without its queues: keys of another model are wrong negatives.
 
     Args:
-        module: module to fill.
-        source: checkpoint of the authors or of this class, or the folder of an export.
+        module: as in `load_state`.
+        source: checkpoint of the authors or of `ALBEFModule`, or the folder of an export.
 
     Returns:
         Description of what was loaded and what was not, for a log line.
@@ -128,7 +217,7 @@ def read_trained(source: str) -> tuple[dict[str, Tensor], str, Callable[[str], s
 
 
 def load_official(
-    module: "ALBEFModule",
+    module: nn.Module,
     official: Mapping[str, Tensor],
     queues: bool = True,
     source: str = "a state dict of the authors",
@@ -139,19 +228,19 @@ def load_official(
 
 
 def load_state(
-    module: "ALBEFModule",
+    module: nn.Module,
     state: Mapping[str, Tensor],
     source: str,
     queues: bool,
     name_in_source: Callable[[str], str] = str,
 ) -> str:
-    """Load a state dict with the names of this package, strictly except for optional parts.
+    """Load a state dict with the names of this package, strictly except for optional tensors.
 
     Without a teacher in the source, the teacher becomes a copy of the student. Position tables are resized to the
     module's grid. A language-model head that the module lacks and queues of another size are not loaded.
 
     Args:
-        module: module to fill.
+        module: module to fill, with the networks `student` and `teacher`, a matching head and two queues (`QUEUES`).
         state: state dict, with tied weights once or twice.
         source: description of the source, for messages.
         queues: whether to load the queues too, whose keys belong to these weights.
@@ -161,18 +250,20 @@ def load_state(
         Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: If the rest does not fit; the message lists the keys. Nothing is loaded then.
+        UserError: If the other tensors do not fit; the message lists the keys. Nothing is loaded then.
     """
-    own = module.state_dict()
-    state, notes = dict(state), []
+    module_state = module.state_dict()
+    state = dict(state)
+    notes = []
 
+    has_head = any(_HEAD in name for name in module_state)
     heads = [name for name in state if _HEAD in name]
-    if module.mlm and not heads and any(".text_encoder." in name for name in state):
+    if has_head and not heads and any(".text_encoder." in name for name in state):
         raise UserError(
             f"Expected a language-model head in {source}, got none: set model.mlm to false, as fine-tuning for "
             "retrieval does, or start from pre-training weights."
         )
-    if heads and not module.mlm:
+    if heads and not has_head:
         state = {name: tensor for name, tensor in state.items() if name not in heads}
         notes.append("without its language-model head")
 
@@ -180,27 +271,22 @@ def load_state(
         state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith("student.")}
         notes.append("the teacher as the student's copy")
 
-    for alias, name in tied_names(own).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in ALBEF, in "
-                f"{source}, got different values: give another checkpoint."
-            )
+    fill_tied(state, tied_names(module_state), source, "ALBEF", name_in_source)
 
-    resized = resize_position_tables(module.student.visual_encoder, state)
+    resized = resize_position_tables(state, module_state)
     if resized:
         notes.append(resized)
 
-    held = {name for name in state if name in own and name.startswith(QUEUES)}
-    fit = all(len(state[name]) == len(own[name]) for name in held if name.endswith(".features"))
-    for name, queue in module.queues().items():  # an older file has no ids of texts
-        if (ids := f"{name}_queue.ids") in held:
-            state[ids] = queue.fitting_ids(state[ids])
-    if held and not (queues and fit):
+    saved_queues = {name for name in state if name in module_state and name.startswith(QUEUES)}
+    fits = all(len(state[name]) == len(module_state[name]) for name in saved_queues if name.endswith(".features"))
+    if saved_queues and not (queues and fits):
         notes.append("without its queues" + (", which have another size" if queues else ""))
-        state = {name: tensor for name, tensor in state.items() if name not in held}
-    if not (queues and fit):
-        state |= {name: tensor for name, tensor in own.items() if name.startswith(QUEUES)}
+        state = {name: tensor for name, tensor in state.items() if name not in saved_queues}
+    if not (queues and fits):
+        state |= {name: tensor for name, tensor in module_state.items() if name.startswith(QUEUES)}
+    for name, queue in module.named_children():  # the authors' files have ids of images only
+        if isinstance(queue, FeatureQueue) and f"{name}.ids" in state:
+            state[f"{name}.ids"] = queue.fitting_ids(state[f"{name}.ids"])
 
     load_fitting(module, state, f"ALBEF from {source}", name_in_source)
     return ", ".join([source, *notes])
@@ -220,25 +306,24 @@ def tied_names(names: Mapping[str, Tensor]) -> dict[str, str]:
     return {alias: name for alias, name in pairs.items() if alias in names}
 
 
-def _layer_of(key: str) -> int:
-    """Return the index of the layer that a key of a BERT belongs to, else -1."""
-    parts = key.split(".")
-    return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
+def resize_position_tables(state: dict[str, Tensor], module_state: Mapping[str, Tensor]) -> str:
+    """Resize the image encoders' position tables of a state dict to those of a module, in place.
 
-
-def resize_position_tables(encoder: VisionTransformer, state: dict[str, Tensor]) -> str:
-    """Resize position tables to the encoder's grid, in place; return a note for the log, or an empty string."""
-    grid = encoder.patch_embed.grid_size
-    done = ""
+    Returns:
+        A note for the log; empty if no table was resized.
+    """
+    note = ""
     for name in ("student.visual_encoder.pos_embed", "teacher.visual_encoder.pos_embed"):
         table = state.get(name)
-        if table is None or table.dim() != 3 or table.shape[1] == 1 + grid[0] * grid[1]:
+        if table is None or name not in module_state or table.dim() != 3:
             continue
-        patches = table.shape[1] - 1
-        if math.isqrt(patches) ** 2 == patches:  # else `load_fitting` reports its shape
-            state[name] = resize_positions(table, grid)
-            done = f"positions resized from {patches} to {grid[0] * grid[1]} patches"
-    return done
+        patches = table.shape[1] - 1  # a position each, and one for CLS
+        expected = module_state[name].shape[1] - 1
+        if patches != expected and math.isqrt(patches) ** 2 == patches:  # else `load_fitting` reports its shape
+            side = math.isqrt(expected)  # images are square
+            state[name] = resize_positions(table, (side, side))
+            note = f"positions resized from {patches} to {expected} patches"
+    return note
 
 
 def _read_file(path: Path) -> dict[str, Any]:

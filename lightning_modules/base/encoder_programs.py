@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...common.preprocessing import described, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer
-from ..core.preprocessing import described, recorded_preprocessing
 from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
 from .exported import rebuild
 

@@ -15,11 +15,10 @@ from ...callbacks import rank
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
 from ...common.tokenizers import SPECIAL_TOKENS
-from ..core.checkpoints import ORDERS_KEY, class_name
+from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder
 from ..core.fitting import load_fitting
-from ..core.folder import CONFIG_FILE, WEIGHTS_FILE, read_folder
-from ..core.tokenizer_files import save_tokenizer
 from ..core.trainers import datamodule_of
+from ..core.transformers_files import save_tokenizer
 from .evaluated import EvaluatedModule
 from .model_card import CARD_FILE, Provenance, Training, model_card
 from .sharding import full_state, unsharded_class

@@ -1,7 +1,6 @@
 """The base class of the methods."""
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -17,6 +16,7 @@ from ...callbacks.distributed.collectives import keep_from_ddp
 from ...common.checked_loading import CheckedLoading
 from ...common.errors import UserError
 from ...common.files import run_folder_of
+from ...common.preprocessing import recorded_preprocessing
 from ...common.private_api import load_plain
 from ...common.ranges import CheckedArguments
 from ..core.checkpoints import (
@@ -29,10 +29,8 @@ from ..core.checkpoints import (
     saved_settings,
 )
 from ..core.frozen import Frozen
-from ..core.preprocessing import recorded_preprocessing
-from ..core.settings import plain
+from ..core.settings import groups_of, plain
 from ..core.trainers import convert_before_restore
-from ..optim.clipping import clip_unscaled
 from ..optim.configure import (
     LRSchedulerCallable,
     OptimizerCallable,
@@ -40,7 +38,7 @@ from ..optim.configure import (
     with_schedule,
     with_scheduler,
 )
-from ..optim.parameter_groups import scale_rates, weight_decay_groups
+from ..optim.optimizers import clip_unscaled, scale_rates, weight_decay_groups
 from ..optim.schedules import Schedule
 from .exported import ExportedModule
 from .model_card import Provenance, validation_results
@@ -74,10 +72,9 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
     `validate`, `test` and `predict` run 1 to 4, then `on_<stage>_start` loads initial weights if
     `evaluates_initial_weights()`. They, and validation inside `fit`, delegate steps and results to `self.evaluation`.
 
-    A method overrides methods of the first part below, and those of `ExportedModule` and `EvaluatedModule`; it sets
-    `self.evaluation` and defines `training_step`. Its constructor begins with
-    `super().__init__(optimizer, lr_scheduler)` and `self.save_settings()`, and ends with `self.start_vocabulary()` if
-    the method has text towers.
+    A method overrides methods of the first part below, sets `self.evaluation` and defines `training_step`. Its
+    constructor begins with `super().__init__(optimizer, lr_scheduler)` and `self.take_arguments(locals())`, and ends
+    with `self.start_vocabulary()` if the method has text towers.
 
     If a method has these settings, they are read here: `vision.image_size`, `text.vocab_size`, `text.max_tokens`,
     `text.weights`, and the argument `weights`.
@@ -150,7 +147,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         return ()
 
     def by_process(self) -> list[str]:
-        """Return in clauses what depends on the batch of a process, beside dropout and BatchNorm.
+        """Return clauses that name what depends on the batch of a process, beside dropout and BatchNorm.
 
         A run that goes on with another number of processes names it. By default what `by_process` of the settings
         returns, if they have it.
@@ -163,11 +160,11 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         return ()
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return parameter groups as in `optim.parameter_groups`; the optimizer's weight decay is their default."""
+        """Return parameter groups as in `optim.optimizers`; the optimizer's weight decay is their default."""
         return weight_decay_groups(self, self.no_weight_decay())
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return the optimizer of the paper; see `optim.adamw` and `optim.sgd`."""
+        """Return the optimizer of the paper; see `optim.optimizers`."""
         raise NotImplementedError(
             f"Expected {type(self).__name__}.paper_optimizer or an `optimizer`, got neither: add one."
         )
@@ -178,18 +175,25 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
 
     # Settings
 
-    def save_settings(self) -> None:
-        """Save the arguments of the calling constructor as `hparams`, plain data; groups become dictionaries."""
-        frame = inspect.currentframe()
-        self.save_hyperparameters(frame=None if frame is None else frame.f_back)
-        self.hparams.update(plain(self.hparams))
+    def take_arguments(self, arguments: Mapping[str, Any], **names: str) -> None:
+        """Assign the settings groups of a constructor, and save all arguments as `hparams`, as plain data.
 
-    @property
-    def hparams_initial(self) -> Any:
-        """The given arguments as plain data."""
-        initial = super().hparams_initial
-        initial.update(plain(initial))
-        return initial
+        An argument whose type is a dataclass is a group. It is given as an instance, or as a mapping of its fields
+        (from a checkpoint), and becomes an attribute, always an instance; the class body declares the attribute's type.
+
+        Lightning adds the arguments of subclasses, and what the command line needs to build the class again.
+
+        Args:
+            arguments: `locals()` at the begin of the constructor, after `super().__init__`.
+            **names: attributes whose name differs from that of the argument.
+
+        Raises:
+            UserError: If a group is neither an instance nor a mapping, or has an unknown field.
+        """
+        self.save_hyperparameters()
+        self.save_hyperparameters(plain(self.hparams))
+        for name, group in groups_of(arguments["__class__"], arguments).items():
+            setattr(self, names.get(name, name), group)
 
     def change_settings(self, group: str, **values: Any) -> None:
         """Change settings of a group, in the attribute and in `hparams`."""
@@ -200,7 +204,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
 
     def frozen_networks(self) -> Iterator[Frozen[Any]]:
         """Iterate over the frozen networks."""
-        return (part for part in self.children() if isinstance(part, Frozen))
+        return (child for child in self.children() if isinstance(child, Frozen))
 
     def setup(self, stage: str) -> None:
         """Load initial weights if the strategy shards; such strategies restore checkpoints later.
@@ -262,7 +266,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
             frozen.save_record(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks with the own.
+        """Adopt vocabulary, preprocessing and results of a checkpoint, and compare its frozen networks.
 
         Raises:
             UserError: If the weights of a frozen network differ.
@@ -284,7 +288,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         Raises:
             UserError: If weights of a checkpoint do not fit because its class or its settings differ.
         """
-        saved, self._saved_settings = self._saved_settings, None
+        saved = self._saved_settings
+        self._saved_settings = None
         self._initial.loaded = True
         try:
             return super().load_state_dict(state_dict, strict, assign)

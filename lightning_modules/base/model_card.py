@@ -11,11 +11,11 @@ from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from tokenizers import Tokenizer
 
-from ...callbacks.chance import chance_levels
+from ...callbacks.modules import chance_levels
+from ...common.preprocessing import described
 from ...common.shown import public
 from ...common.tokenizers import saved_tokenizer
 from ..core.checkpoints import RESULTS_KEY, class_name
-from ..core.preprocessing import described
 from ..core.trainers import datamodule_of, trainer_of
 
 CARD_FILE = "README.md"

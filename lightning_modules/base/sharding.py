@@ -13,8 +13,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from ...callbacks import ShardedStrategy
 from ...callbacks.modules import blocks_of
-from ..core.batch_norm import BatchNorm, kept_statistics
-from ..core.memory import recomputed
+from ..core.memory import BatchNorm, kept_statistics, recomputed
 
 NORMS = (*get_args(BatchNorm), nn.LayerNorm, nn.GroupNorm)
 STEPS = ("training_step", "validation_step", "test_step", "predict_step")

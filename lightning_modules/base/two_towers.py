@@ -11,12 +11,12 @@ from torch import Tensor
 
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
-from ..losses.pairs import check_length
+from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model
-from ..optim.layout import channels_last
+from ..optim.optimizers import channels_last
 from .example_batch import pair_batch
 from .method import Method
 

@@ -24,24 +24,23 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Bound
 from ..base.two_towers import TwoTowers
-from ..core.settings import plain, settings
+from ..core.memory import MemorySettings
+from ..core.settings import plain
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import contrast_terms, pair_ids, share_of_repeats
-from ..losses.pairs import check_length, student_sides
+from ..losses.contrast import check_length, contrast_losses, pair_ids, share_of_repeats, student_features
 from ..losses.sigmoid import sigmoid_loss
 from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model
-from ..networks.clip.preprocessing import ImageSettings
-from ..networks.clip.settings import MemorySettings
+from ..networks.clip.preprocessing import ImageSettings, preprocessing_of_weights
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.schedules import Schedule, WarmupShareCosine
+from ..optim.optimizers import adamw
+from ..optim.schedules import Schedule, WarmupCosine
 from .export import LAYOUTS as EXPORT_LAYOUTS
 from .export import export
 from .settings import LossSettings, OptimSettings, TuningSettings
-from .start import load_start, model_of, needed_tokenizer, start_preprocessing
+from .start import load_start, model_of, needed_tokenizer
 from .tuning import fix_batch_norm, parameter_groups, prepare
 
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
@@ -71,6 +70,12 @@ class CLIPModule(TwoTowers):
         UserError: If settings do not fit together, or the model is unknown.
     """
 
+    vision: ImageSettings
+    loss: LossSettings
+    tuning: TuningSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         model: str | ModelShape | OpenClipConfig | None = None,
@@ -86,13 +91,12 @@ class CLIPModule(TwoTowers):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
+        self.take_arguments(locals())
         self.model: Model = model_of(model, weights)
         self.hparams.update(plain({"model": self.model}))  # not a folder: a checkpoint needs no other file
-        self.given, self.weights, self.max_tokens = model, weights, max_tokens
-        self.vision, self.loss = settings(ImageSettings, vision), settings(LossSettings, loss)
-        self.tuning, self.optim = settings(TuningSettings, tuning), settings(OptimSettings, optim)
-        self.memory = settings(MemorySettings, memory)
+        self.given = model
+        self.weights = weights
+        self.max_tokens = max_tokens
         self.student = self._build()
         prepare(self.student, self.tuning)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
@@ -110,35 +114,36 @@ class CLIPModule(TwoTowers):
         """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`."""
         check_length(batch["input_ids"], self.max_tokens)
         ids = self._ids(batch)
-        texts = {"text": batch["input_ids"]}
-        side = student_sides(self.student, batch["image"], texts, self.memory.micro_batch_size)["text"]
-        first, pairs = rank() * len(side.image), len(side.all_image)
+        captions = {"text": batch["input_ids"]}
+        features = student_features(self.student, batch["image"], captions, self.memory.micro_batch_size)["text"]
+        offset = rank() * len(features.image)
+        pairs = len(features.all_image)
         if pairs < 2:
             raise UserError("Expected a batch of at least 2 pairs, got 1 without a negative: raise data.batch_size.")
         if self.loss.name == "sigmoid":
-            loss = sigmoid_loss(side, self.student.logit_bias, first, self.memory.loss_rows, ids)
-            found = {"loss": loss}
+            loss = sigmoid_loss(features, self.student.logit_bias, offset, self.memory.loss_rows, ids)
+            outputs = {"loss": loss}
         else:
-            loss = contrast_terms(side, [], first, self.memory.loss_rows, ids).contrast
-            found = {"loss": loss, "loss_share": loss.detach() / math.log(pairs)}  # 1: no better than chance
-            self.log("train/loss_share", found["loss_share"])
+            loss = contrast_losses(features, [], offset, self.memory.loss_rows, ids).contrast
+            outputs = {"loss": loss, "loss_share": loss.detach() / math.log(pairs)}  # 1: no better than chance
+            self.log("train/loss_share", outputs["loss_share"])
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
-        return found
+        return outputs
 
     def _ids(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
-        """Return the ids of pairs that are no negatives of each other; log how many images and texts repeat."""
-        found = pair_ids(batch, True, True)
-        assert found is not None  # texts always have an id
-        names = ["image", "text"][-found[0].shape[1] :]
+        """Return the ids of pairs that are not negatives of each other; log how many images and texts repeat."""
+        ids = pair_ids(batch, True, True)
+        assert ids is not None  # texts always have an id
+        names = ["image", "text"][-ids[0].shape[1] :]
         masked = []
-        for name, own, everyone in zip(names, found[0].T, found[1].T, strict=True):
-            self.log(f"train/repeated_{name}s", share_of_repeats(everyone))
+        for name, row_ids, column_ids in zip(names, ids[0].T, ids[1].T, strict=True):
+            self.log(f"train/repeated_{name}s", share_of_repeats(column_ids))
             if getattr(self.loss, f"mask_same_{name}"):
-                masked.append((own, everyone))
+                masked.append((row_ids, column_ids))
         if not masked:
             return None
-        rows, columns = (torch.stack(part, 1) for part in zip(*masked, strict=True))
+        rows, columns = (torch.stack(kept, 1) for kept in zip(*masked, strict=True))
         return rows, columns
 
     def train(self, mode: bool = True) -> CLIPModule:
@@ -162,16 +167,17 @@ class CLIPModule(TwoTowers):
             network.logit_scale.data.fill_(math.log(SIGLIP_SCALE))
             network.logit_bias.data.fill_(SIGLIP_BIAS)
         if self.tuning.lora is not None:
-            own, loaded = self.student.state_dict(), network.state_dict()
+            state = self.student.state_dict()
+            loaded = network.state_dict()
             with torch.no_grad():
-                for name, name_here in base_state(own).items():
-                    own[name_here].copy_(loaded[name])
+                for name, name_with_adapters in base_state(state).items():
+                    state[name_with_adapters].copy_(loaded[name])
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing that `weights` expect."""
         if self.weights is None:
             return None
-        return start_preprocessing(self.model, self.given, self.weights, self.vision.image_size)
+        return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
 
     def setup(self, stage: str) -> None:
         """Compare the data's tokenizer with that of the model.
@@ -180,8 +186,9 @@ class CLIPModule(TwoTowers):
             UserError: If the model was trained with a tokenizer of the hub and the data has CLIP's.
         """
         super().setup(stage)
-        needed, own = needed_tokenizer(self.model), getattr(self.datamodule, "tokenizer", None)
-        if needed is not None and getattr(own, "vocab_size", None) == CLIP_VOCABULARY:
+        needed = needed_tokenizer(self.model)
+        tokenizer = getattr(self.datamodule, "tokenizer", None)
+        if needed is not None and getattr(tokenizer, "vocab_size", None) == CLIP_VOCABULARY:
             raise UserError(
                 f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
                 f"data.vocab_size and data.max_tokens to the model's."
@@ -193,10 +200,10 @@ class CLIPModule(TwoTowers):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add seeds, the writer of predictions, and a warning for a loss that does not fall, if they are missing."""
-        own: list[Callback] = [StepSeedCallback(), RetrievalPredictionWriter()]
-        if self.loss.name != "sigmoid":  # whose value at chance is none of ln B
-            own.append(StuckLossWarning())
-        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
+        needed: list[Callback] = [StepSeedCallback(), RetrievalPredictionWriter()]
+        if self.loss.name != "sigmoid":  # at chance it is not ln B, with which the warning compares
+            needed.append(StuckLossWarning())
+        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
 
     def bounds(self) -> list[Bound]:
         """Return the logarithm of the logit scale, from 0 to that of `loss.max_logit_scale`."""
@@ -219,7 +226,7 @@ class CLIPModule(TwoTowers):
 
     def paper_schedule(self) -> Schedule:
         """Return a linear warm-up and half a cosine to 0."""
-        return WarmupShareCosine(self.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
 
     @classmethod
     def layouts(cls) -> dict[str, str]:

@@ -24,8 +24,8 @@ class LossSettings(SettingsGroup, option="loss"):
 
     Args:
         name: "softmax", CLIP's, or "sigmoid", SigLIP's of single pairs.
-        mask_same_image: whether other pairs of the same image are no negatives.
-        mask_same_text: whether other pairs of the same text are no negatives.
+        mask_same_image: whether other pairs of the same image are not negatives.
+        mask_same_text: whether other pairs of the same text are not negatives.
         max_logit_scale: upper bound of the logit scale, applied after each optimizer step (CLIP: 100).
     """
 

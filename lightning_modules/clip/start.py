@@ -1,6 +1,5 @@
-"""The published model that a fine-tuning starts with: which towers, which weights, which preprocessing."""
+"""The published model that a fine-tuning starts with: which towers and which weights."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,13 @@ from open_clip import CustomTextCLIP
 from open_clip.model import convert_to_custom_text_state_dict
 from open_clip.pretrained import get_pretrained_cfg
 
-from ...callbacks.checkpoints.sharded_checkpoint import METADATA
 from ...common.errors import UserError
+from ..networks.clip.files import CONFIG_NAME, folder_of, is_tag
 from ..networks.clip.models import PRESETS, model_config
-from ..networks.clip.preprocessing import preprocessing_of, preprocessing_of_file
 from ..networks.clip.shapes import Model, OpenClipConfig, resolved
 from ..networks.clip.weights import load_state, load_weights
-from ..networks.open_clip_folder import CONFIG_NAME
 from ..networks.published_clip import load_published
 
-_LOCAL = "local-dir:"
 _QUICK = "-quickgelu"
 
 
@@ -35,24 +31,30 @@ def model_of(model: Model | None, weights: str | None) -> Model:
     Raises:
         UserError: If there is no such model, folder or tag.
     """
-    known = None if model is None else resolved(model)
-    if isinstance(known, OpenClipConfig):  # of a checkpoint, which does not need the folder
-        return known
-    folder = _folder(weights)
+    named = None if model is None else resolved(model)
+    if isinstance(named, OpenClipConfig):  # of a checkpoint, which does not need the folder
+        return named
+    folder = None if weights is None else folder_of(weights)
     if folder is not None:
         return OpenClipConfig(folder.resolve().name, _config_of(folder))
-    if known is None:
+    if named is None:
         raise UserError(
             "Expected the name of the model as model.model, got none: add it, such as ViT-B-32, or give a folder with "
             f"{CONFIG_NAME} as model.weights."
         )
-    if _is_tag(weights) and isinstance(known, str) and known not in PRESETS and not known.endswith(_QUICK):
-        quick = f"{known}{_QUICK}"
-        if get_pretrained_cfg(known, str(weights)).get("quick_gelu"):
+    if (
+        weights is not None
+        and is_tag(weights)
+        and isinstance(named, str)
+        and named not in PRESETS
+        and not named.endswith(_QUICK)
+    ):
+        quick = f"{named}{_QUICK}"
+        if get_pretrained_cfg(named, str(weights)).get("quick_gelu"):
             if quick in open_clip.list_models():
                 return quick
-            return OpenClipConfig(quick, model_config(known, None, None) | {"quick_gelu": True})
-    return known
+            return OpenClipConfig(quick, model_config(named, None, None) | {"quick_gelu": True})
+    return named
 
 
 def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weights: str) -> None:
@@ -67,8 +69,8 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
     Raises:
         UserError: If there are no such weights, or they are of another model.
     """
-    folder = _folder(weights)
-    if folder is None and not _is_tag(weights):
+    folder = folder_of(weights)
+    if folder is None and not is_tag(weights):
         rank_zero_info(load_weights(network, model, weights))
         return
     published = load_published(None if folder else str(name), str(folder or weights))
@@ -76,48 +78,19 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
     rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights"))
 
 
-def start_preprocessing(model: Model, name: Model | None, weights: str, size: int | None) -> dict[str, Any] | None:
-    """Return the image preprocessing of published weights, as a record.
-
-    Args:
-        model: result of `model_of`.
-        name: the model as the user gave it.
-        weights: as in `model_of`.
-        size: side of the images in pixels; None means the model's own.
-    """
-    if _is_tag(weights):
-        tagged = preprocessing_of(str(name).removesuffix(_QUICK), size, weights)
-        return dataclasses.asdict(tagged)
-    return preprocessing_of_file(model, _folder(weights) or weights, size)
-
-
 def needed_tokenizer(model: Model) -> str | None:
     """Return the hub name of the tokenizer that a model was trained with; None for CLIP's own."""
-    found: str | None = model_config(model, None, None)["text_cfg"].get("hf_tokenizer_name")
-    return found
-
-
-def _folder(weights: str | None) -> Path | None:
-    """Return the folder of a model of open_clip's; None for anything else."""
-    if weights is None:
-        return None
-    path = Path(weights.removeprefix(_LOCAL)).expanduser()
-    if weights.startswith(_LOCAL) or (path.is_dir() and not (path / METADATA).is_file()):
-        return path
-    return None
-
-
-def _is_tag(weights: str | None) -> bool:
-    return weights is not None and not ("/" in weights or Path(weights).suffix or Path(weights).exists())
+    name: str | None = model_config(model, None, None)["text_cfg"].get("hf_tokenizer_name")
+    return name
 
 
 def _config_of(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_NAME
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
+        config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))["model_cfg"]
     except (OSError, ValueError, LookupError) as error:
         raise UserError(
             f"Expected a folder with an {CONFIG_NAME} of open_clip, found none that can be read in {str(folder)!r}: "
             "correct model.weights."
         ) from error
-    return found
+    return config

@@ -7,10 +7,10 @@ from open_clip import CustomTextCLIP
 from torch import nn
 
 from ...common.errors import UserError
-from ..core.batch_norm import BatchNorm
-from ..networks.clip.layers import layers_of
+from ..core.memory import BatchNorm
 from ..networks.clip.lora import add_adapters
-from ..optim.parameter_groups import weight_decay_groups
+from ..networks.clip.towers import layers_of
+from ..optim.optimizers import weight_decay_groups
 from .settings import TuningSettings
 
 TOWERS = {"visual": "lock_image", "text": "lock_text"}

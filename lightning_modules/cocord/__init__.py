@@ -1,6 +1,6 @@
 """CoCoRD: Contrastive Consistent Representation Distillation."""
 
+from .linear_probe import CoCoRDLinearProbeModule
 from .module import CoCoRDModule
-from .probe import LinearProbeModule
 
-__all__ = ["CoCoRDModule", "LinearProbeModule"]
+__all__ = ["CoCoRDLinearProbeModule", "CoCoRDModule"]

@@ -16,7 +16,7 @@ from torchvision.models import ResNet
 from ...callbacks.checkpoints.checkpoint_io import write_file
 from ...common.errors import UserError
 from ...common.files import replacing, writing
-from ..core.preprocessing import described, recorded_preprocessing
+from ...common.preprocessing import described, recorded_preprocessing
 from ..networks.classifier_files import load_classifier, public_state
 from ..networks.classifiers import build_classifier, public_network
 

@@ -1,4 +1,4 @@
-"""CoCoRD's losses. They normalise queries and keys, in float32 at least.
+"""CoCoRD's losses. They normalize queries and keys, in float32 at least.
 
 Shapes: B images of this process, E values of a query or key, N slots of the dictionary, C classes.
 """
@@ -64,7 +64,8 @@ def contrastive_loss(query: Tensor, key: Tensor, dictionary: Tensor, valid: Tens
     Returns:
         Mean over the batch.
     """
-    query, key = unit(query), unit(key)
+    query = unit(query)
+    key = unit(key)
     positive = (query * key).sum(-1, keepdim=True)
     negatives = (query @ dictionary.to(query.dtype).T).masked_fill(~valid, -torch.inf)
     scores = torch.cat([positive, negatives], 1) / temperature

@@ -28,18 +28,16 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32, unit
-from ..core.settings import settings
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..evaluation.protocol import Batch
-from ..networks.cifar import Classifier
+from ..networks.cifar import Classifier, Stages
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
-from ..optim.sgd import sgd
 from .baselines import FeatureLosses
-from .checks import check_views, loss_weights
 from .export import LAYOUTS, export
 from .losses import (
     dictionary,
@@ -59,6 +57,7 @@ from .network import (
 )
 from .settings import (
     ContrastSettings,
+    Encoder,
     HeadSettings,
     KDSettings,
     MomentumSettings,
@@ -66,9 +65,10 @@ from .settings import (
     PredictionSettings,
     TeacherSettings,
     default_learning_rate,
+    loss_weights,
 )
-from .targets import TargetEncoders, needs_of
 from .teacher import build_teacher, load_teacher
+from .views import OTHER_VIEW, batch_views, check_views, key_encoders, student_views, teacher_views
 
 
 class CoCoRDModule(Method):
@@ -87,7 +87,7 @@ class CoCoRDModule(Method):
         teacher: the teacher.
         contrast: the contrastive loss.
         prediction: the predictive loss.
-        kd: distillation of the class distribution, and baselines that distil features.
+        kd: distillation of the class distribution, and baselines that distill features.
         heads: projection heads and predictor.
         momentum: moving averages.
         optim: SGD and its schedule.
@@ -97,6 +97,14 @@ class CoCoRDModule(Method):
     Raises:
         UserError: For unknown names, or a loss without the teacher that it needs.
     """
+
+    teacher_settings: TeacherSettings
+    contrast: ContrastSettings
+    prediction: PredictionSettings
+    kd: KDSettings
+    heads: HeadSettings
+    momentum: MomentumSettings
+    optim: OptimSettings
 
     def __init__(
         self,
@@ -115,37 +123,43 @@ class CoCoRDModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.prediction = prediction = settings(PredictionSettings, prediction)
-        self.kd = kd = settings(KDSettings, kd)
-        self.heads = heads = settings(HeadSettings, heads)
-        self.momentum = momentum = settings(MomentumSettings, momentum)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.save_settings()
-        self.num_classes, self.weights = num_classes, weights
-        self.learning_rate = optim.learning_rate or default_learning_rate(student)
+        self.take_arguments(locals(), teacher="teacher_settings")
+        contrast = self.contrast
+        prediction = self.prediction
+        kd = self.kd
+        heads = self.heads
+        self.num_classes = num_classes
+        self.weights = weights
+        self.learning_rate = self.optim.learning_rate or default_learning_rate(student)
         self.loss_weights = loss_weights(class_weight, kd, contrast, prediction)
-        self.views, self.student_views, encoders = needs_of(contrast, prediction)
+        self.views = batch_views(contrast, prediction)
+        self.student_views = student_views(prediction)
+        self.teacher_views = teacher_views(contrast, prediction, kd)
+        encoders = key_encoders(contrast, prediction)
 
         # Student g_s and teacher g_t
         self.student = build_classifier(student, num_classes)
+        student_width = self.student.feature_dim
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter
         self.teacher: Frozen[Classifier] | None = None
-        if "teacher" in encoders or kd.weight or kd.features:
-            self.teacher = Frozen(build_teacher(teacher, num_classes))
-        # Head f_s and predictor h_s; slow-moving student and head; the teacher's head f_t
-        width = self.student.feature_dim
-        self.student_head = ProjectionHead(width, heads.hidden, heads.embed_dim) if encoders else None
+        teacher_width = 0
+        if self.teacher_views:
+            self.teacher = Frozen(build_teacher(self.teacher_settings, num_classes))
+            teacher_width = self.teacher.network.feature_dim
+        self.hparams["teacher"]["feature_dim"] = (teacher_width or None) if self.teacher_settings.name is None else None
+
+        # Head f_s and predictor h_s; slow-moving student and its head; the teacher's head f_t
+        self.student_head = ProjectionHead(student_width, heads.hidden, heads.embed_dim) if encoders else None
         self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
-        slow = "slow_student" in encoders
-        self.slow_student = frozen_copy(self.student) if slow else None
-        self.slow_head = frozen_copy(self.student_head) if slow else None
-        taught = 0 if self.teacher is None else self.teacher.network.feature_dim
-        self.hparams["teacher"]["feature_dim"] = taught if teacher.name is None and taught else None
-        self.teacher_head = teacher_head(self.student_head, taught, width, heads) if "teacher" in encoders else None
-        self.teacher_head_moves = self.teacher_head is not None and taught == width  # f_t is the moving average of f_s
+        self.slow_student = frozen_copy(self.student) if "slow_student" in encoders else None
+        self.slow_head = frozen_copy(self.student_head) if "slow_student" in encoders else None
+        self.teacher_head: ProjectionHead | None = None
+        if "teacher" in encoders:
+            self.teacher_head = teacher_head(self.student_head, teacher_width, student_width, heads)
+        self.averages_teacher_head = self.teacher_head is not None and teacher_width == student_width
+        """Whether f_t is the moving average of f_s (eq. 4)."""
+
         self.dictionary = dictionary(contrast, heads.embed_dim) if contrast.weight else None
         self.baselines = FeatureLosses(kd, self.student, self.teacher) if kd.features else None
         self.evaluation = ClassificationEvaluation()
@@ -153,42 +167,82 @@ class CoCoRDModule(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return the weighted sum of the losses (eq. 8), and the keys that enter the dictionary after this batch."""
         check_views(batch, self.views)
-        batch, label, losses = channels_last(batch), batch["label"], {}
-        # Encoders without gradient run first, to free their memory: keys k_t (eq. 1), cognate keys (eq. 5).
-        targets = self._target_encoders()(batch, self.student_views)
+        batch = channels_last(batch)
+        label = batch["label"]
+
+        # Encoders without gradient run first, to free their memory.
+        teacher = self._teacher_stages(batch)
+        keys = self._teacher_keys(batch, teacher)
+        cognate_keys = self._cognate_keys(batch, teacher)
+        teacher_logits = self._teacher_logits(teacher)
+
         stages = {view: self.student.forward_stages(batch[view], self.kd.maps) for view in self.student_views}
-        features = {view: found.features for view, found in stages.items()}
+        features = {view: outputs.features for view, outputs in stages.items()}
         logits = self.student.classify(features["image"])
         queries = each_view(self.student_head, features) if self.student_head is not None else {}  # q_s (eq. 1)
 
+        losses: dict[str, Tensor] = {}
         if self.loss_weights["class"]:  # L_cls
             losses["class"] = F.cross_entropy(at_least_float32(logits), label)
-        if targets.logits is not None:  # KD
-            losses["kd"] = distillation_loss(logits, targets.logits, self.kd.temperature)
-        if targets.stages is not None and self.baselines is not None:  # CRD, attention transfer, FitNet
-            losses |= self.baselines(stages["image"], targets.stages, batch)
-        if targets.key is not None and self.dictionary is not None:  # L_ctr (eq. 2)
+        if teacher_logits is not None:  # KD
+            losses["kd"] = distillation_loss(logits, teacher_logits, self.kd.temperature)
+        if self.baselines is not None:  # CRD, attention transfer, FitNet
+            losses |= self.baselines(stages["image"], teacher["image"], batch)
+        if keys is not None and self.dictionary is not None:  # L_ctr (eq. 2)
             self.log("train/same_class_keys", same_class_share(label, self.dictionary))
-            temperature = self.contrast.temperature
-            losses["contrast"] = dictionary_loss(queries["image"], targets.key, self.dictionary, temperature)
+            losses["contrast"] = dictionary_loss(queries["image"], keys, self.dictionary, self.contrast.temperature)
         if self.predictor is not None:  # L_pred from x_s (eq. 6) and from x'_s (eq. 7)
             predictions = each_view(self.predictor, queries)  # p_s = h_s(q_s)
-            each = [prediction_loss(predictions[view], targets.cognates[view]) for view in self.student_views]
-            losses["prediction"] = torch.stack(each).sum()
+            distances = [prediction_loss(predictions[view], cognate_keys[view]) for view in self.student_views]
+            losses["prediction"] = torch.stack(distances).sum()
         loss = torch.stack([self.loss_weights[name] * value for name, value in losses.items()]).sum()
+
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
-        if targets.key is None:
+        if keys is None:
             return {"loss": loss}
-        return {"loss": loss, "keys": {"dictionary": unit(targets.key)}, "key_ids": {"dictionary": label}}
+        return {"loss": loss, "keys": {"dictionary": unit(keys)}, "key_ids": {"dictionary": label}}
 
-    def _target_encoders(self) -> TargetEncoders:
-        """Return the encoders without gradient, and the losses that need them."""
-        teacher = None if self.teacher is None else self.teacher.network
-        key = self.contrast.encoder if self.contrast.weight else None
-        cognate = self.prediction.encoder if self.prediction.weight else None
-        needs = (self.kd.weight > 0, self.kd.features, self.kd.maps)
-        return TargetEncoders(teacher, self.teacher_head, self.slow_student, self.slow_head, key, cognate, *needs)
+    @torch.no_grad()
+    def _teacher_stages(self, batch: Batch) -> dict[str, Stages]:
+        """Run the teacher g_t on all its views in one pass, since rows are independent in eval mode."""
+        views = self.teacher_views
+        if self.teacher is None:
+            return {}
+        images = torch.cat([batch[view] for view in views])
+        maps, features = self.teacher.network.forward_stages(images, self.kd.maps)
+        maps_by_view = [[stage.chunk(len(views))[number] for stage in maps] for number in range(len(views))]
+        return dict(zip(views, map(Stages, maps_by_view, features.chunk(len(views))), strict=True))
+
+    @torch.no_grad()
+    def _teacher_logits(self, teacher: dict[str, Stages]) -> Tensor | None:
+        """Return the teacher's logits [B, C] of x_s; None without KD."""
+        if self.teacher is None or not self.kd.weight:
+            return None
+        return self.teacher.network.classify(teacher["image"].features)
+
+    def _teacher_keys(self, batch: Batch, teacher: dict[str, Stages]) -> Tensor | None:
+        """Return the keys k_t [B, E] of x_t (eq. 1), the queries' positives; None without the contrastive loss."""
+        if not self.contrast.weight:
+            return None
+        return self._keys(self.contrast.encoder, ["image_teacher"], batch, teacher)["image_teacher"]
+
+    def _cognate_keys(self, batch: Batch, teacher: dict[str, Stages]) -> dict[str, Tensor]:
+        """Return for each of the student's views the key [B, E] of the other view (eq. 5), the prediction's target."""
+        if not self.prediction.weight:
+            return {}
+        keys = self._keys(self.prediction.encoder, [OTHER_VIEW[view] for view in self.student_views], batch, teacher)
+        return {view: keys[OTHER_VIEW[view]] for view in self.student_views}
+
+    @torch.no_grad()
+    def _keys(self, encoder: Encoder, views: list[str], batch: Batch, teacher: dict[str, Stages]) -> dict[str, Tensor]:
+        """Compute keys [B, E] of views one by one, since BatchNorm's statistics are those of a call."""
+        if encoder == "teacher":
+            assert self.teacher_head is not None
+            return each_view(self.teacher_head, {view: teacher[view].features for view in views})
+        assert self.slow_student is not None
+        assert self.slow_head is not None
+        return each_view(self.slow_head, {view: self.slow_student.forward_features(batch[view]) for view in views})
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to the student's logits [B, C]."""
@@ -197,11 +251,12 @@ class CoCoRDModule(Method):
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the moving averages (eqs. 3 and 4), which run in train mode with their own BatchNorm statistics."""
-        pairs, slow = {}, self.momentum.slow_student
+        pairs = {}
+        slow = self.momentum.slow_student
         if self.slow_student is not None:
             pairs["slow_student"] = EMAPair("student", "slow_student", slow, buffers="keep")
             pairs["slow_head"] = EMAPair("student_head", "slow_head", slow, buffers="keep")
-        if self.teacher_head_moves:
+        if self.averages_teacher_head:
             pairs["teacher_head"] = EMAPair("student_head", "teacher_head", self.momentum.teacher_head, buffers="keep")
         return pairs
 
@@ -211,10 +266,12 @@ class CoCoRDModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Return the callbacks that the method needs and the user did not give."""
-        own: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
-        own += [EMACallback()] if self.momentum_pairs() else []
-        own += [QueueCallback()] if self.queues() else []
-        return missing_callbacks(callbacks_of(self), *own)
+        callbacks: list[Callback] = [StepSeedCallback(), ClassPredictionWriter()]
+        if self.momentum_pairs():
+            callbacks.append(EMACallback())
+        if self.queues():
+            callbacks.append(QueueCallback())
+        return missing_callbacks(callbacks_of(self), *callbacks)
 
     def sharded_networks(self) -> list[Classifier]:
         """Return student, slow student and teacher."""

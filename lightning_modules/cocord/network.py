@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .settings import HeadSettings
 
-Part = TypeVar("Part", bound=nn.Module | None)
+Network = TypeVar("Network", bound=nn.Module | None)
 
 
 class ProjectionHead(nn.Sequential):
@@ -75,13 +75,13 @@ def teacher_head(head: ProjectionHead | None, teacher: int, student: int, heads:
 
 def described_head(teacher: int, student: int) -> str:
     """Describe the teacher's head, which depends on the widths of the teacher's and the student's features."""
-    kind = "a moving average of the student's" if teacher == student else "random and fixed"
-    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {kind}."
+    head = "a moving average of the student's" if teacher == student else "random and fixed"
+    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {head}."
 
 
-def frozen_copy(part: Part) -> Part:
+def frozen_copy(network: Network) -> Network:
     """Return a copy without gradient, which a moving average may update; None for None."""
-    return part if part is None else copy.deepcopy(part).requires_grad_(False)
+    return network if network is None else copy.deepcopy(network).requires_grad_(False)
 
 
 def channels_last(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:

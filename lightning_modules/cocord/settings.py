@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from torch import nn
 
+from ...common.errors import UserError
 from ...common.ranges import (
     BELOW_ONE,
     COUNT,
@@ -34,7 +35,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         weights: a file (checkpoint of a `CoCoRDModule` with this student, public checkpoint of the CRD benchmark, or
             safetensors); the folder of a run, whose newest last checkpoint is used; or the name of the library's
             weights, such as IMAGENET1K_V1.
-        network: a classifier of your own, without a name, that states the normalisation of its images
+        network: a classifier of your own, without a name, that states the normalization of its images
             (docs/own_teachers.md).
         feature_dim: width of the features of `network`; a checkpoint records it. Leave it out.
     """
@@ -180,6 +181,36 @@ class ProbeOptimSettings(SettingsGroup, option="optim"):
     lr_decay: Annotated[float, POSITIVE_SHARE] = 0.1
     momentum: Annotated[float, BELOW_ONE] = 0.9
     weight_decay: Annotated[float, NOT_NEGATIVE] = 5e-4
+
+
+def loss_weights(
+    class_weight: float, kd: KDSettings, contrast: ContrastSettings, prediction: PredictionSettings
+) -> dict[str, float]:
+    """Return the weights of the losses by name.
+
+    Raises:
+        UserError: If no loss trains the classifier's last layers.
+    """
+    weights = {
+        "class": class_weight,
+        "kd": kd.weight,
+        "contrast": contrast.weight,
+        "prediction": prediction.weight,
+        "crd": kd.crd_weight,
+        "attention": kd.attention_weight,
+        "hint": kd.hint_weight,
+    }
+    if not any(weights.values()):
+        raise UserError(
+            "Expected a loss, got 0 for class_weight, kd.weight, contrast.weight, prediction.weight, kd.crd_weight, "
+            "kd.attention_weight, kd.hint_weight: raise class_weight."
+        )
+    if kd.maps and not (class_weight or kd.weight):
+        raise UserError(
+            "Expected a loss of the logits beside kd.attention_weight or kd.hint_weight, which train earlier layers, "
+            "got class_weight 0 and kd.weight 0: raise class_weight."
+        )
+    return weights
 
 
 def default_learning_rate(student: str) -> float:

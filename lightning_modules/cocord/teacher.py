@@ -8,16 +8,16 @@ from torch import Tensor, nn
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ..core.frozen import Frozen, reads_weights
-from ..core.teacher_images import TeacherImages
 from ..networks.cifar import Classifier
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import build_classifier
-from ..networks.frozen_classifier import load_frozen
 from ..networks.own_teacher import (
+    TeacherImages,
     checked_output,
     class_path,
     given,
     record,
-    stated_normalisation,
+    stated_normalization,
     stated_size,
     teacher_images,
 )
@@ -30,7 +30,7 @@ class OwnClassifier(Classifier):
     """A classifier of the user's own, whose features are the input of the linear layer that computes its logits.
 
     Args:
-        network: maps images [B, 3, H, W] to logits [B, C]; it states its normalisation.
+        network: maps images [B, 3, H, W] to logits [B, C]; it states its normalization.
         classes: number of classes C.
 
     Raises:
@@ -39,7 +39,7 @@ class OwnClassifier(Classifier):
 
     def __init__(self, network: nn.Module, classes: int) -> None:
         super().__init__()
-        stated_normalisation(network)
+        stated_normalization(network)
         self.network = network.eval()
         self.images: TeacherImages | None = None
         computed: list[tuple[str, Tensor]] = []
@@ -66,13 +66,13 @@ class OwnClassifier(Classifier):
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] of the data to the input of the last layer [B, D]."""
-        found: list[Tensor] = []
-        hook = self._layer().register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+        features: list[Tensor] = []
+        hook = self._layer().register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             self.network(image if self.images is None else self.images(image))
         finally:
             hook.remove()
-        return found[-1]
+        return features[-1]
 
     def classify(self, features: Tensor) -> Tensor:
         """Map features [B, D] to logits [B, C]."""
@@ -86,7 +86,7 @@ class OwnClassifier(Classifier):
 
 
 class AbsentClassifier(Classifier):
-    """The place of a classifier of the user's own where a checkpoint is evaluated or exported.
+    """A stand-in for a classifier of the user's own where a checkpoint is evaluated or exported.
 
     Args:
         feature_dim: width D of its features, which the checkpoint records.
@@ -95,7 +95,8 @@ class AbsentClassifier(Classifier):
 
     def __init__(self, feature_dim: int, classes: int) -> None:
         super().__init__()
-        self.feature_dim, self.classes = feature_dim, classes
+        self.feature_dim = feature_dim
+        self.classes = classes
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Refuse; in `without_weights` return zeros [B, D].

@@ -1,26 +1,32 @@
-"""Explanations for weights of a checkpoint that do not fit a module."""
+"""What checkpoints and exported folders contain, and explanations for weights that do not fit a module."""
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning import LightningModule
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
+from ...callbacks import AtomicCheckpointIO
+from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from ...common.errors import UserError
+from ...common.preprocessing import recorded_preprocessing
 from .settings import flat
 
-_NO_SIZES = ("optimizer", "lr_scheduler", "optim")
-
-
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+"""Files of an exported folder."""
 CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""
-
-
 RESULTS_KEY = "validation_results"
 """Entry of a checkpoint with the results of the last validation before it: metrics and known chance levels."""
-
-
 ORDERS_KEY = "retrieval_orders"
 """Entry of a checkpoint and of an export with the mean recall of both orders of retrieval; see `Orders`."""
+_NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 
 def class_name(module: LightningModule) -> str:
@@ -39,6 +45,66 @@ def class_of(saved: Mapping[str, Any]) -> str | None:
     return str(saved["_class_path"]).rpartition(".")[2] if "_class_path" in saved else None
 
 
+def is_checkpoint(path: str | Path) -> bool:
+    """Return whether a path is a checkpoint of a training, a file or the folder of a sharded checkpoint."""
+    file = Path(path).expanduser()
+    return (file / METADATA).is_file() or (file.suffix == ".ckpt" and file.is_file())
+
+
+def preprocessing_of_checkpoint(path: str | Path) -> dict[str, Any] | None:
+    """Return the record of the evaluation's preprocessing in a training; None if it is not recorded.
+
+    Args:
+        path: checkpoint, or the folder of an export. A missing file is reported when the weights are loaded.
+    """
+    file = Path(path).expanduser()
+    if is_folder(file):
+        record: dict[str, Any] | None = read_folder(file)[0].get("preprocessing")
+        return record
+    return recorded_preprocessing(AtomicCheckpointIO().load_checkpoint(file)) if is_checkpoint(file) else None
+
+
+def is_folder(path: Path) -> bool:
+    """Return whether a path is an exported folder."""
+    return (path / CONFIG_FILE).is_file()
+
+
+def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the state of an exported folder.
+
+    Raises:
+        UserError: If the folder is not an export, or is damaged.
+    """
+    config = read_config(folder)
+    try:
+        return config, load_file(folder / WEIGHTS_FILE)
+    except SafetensorError as error:
+        raise _damaged(folder, error) from error
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of an exported folder.
+
+    Raises:
+        UserError: If the folder is not an export, or is damaged.
+    """
+    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (folder / name).is_file()]
+    if missing:
+        raise UserError(
+            f"Expected the folder of an export, got {str(folder)!r} without {' and without '.join(missing)}: correct "
+            "the path, or write an export with `vlightning export`."
+        )
+    try:
+        config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _damaged(folder, error) from error
+    if not isinstance(config, dict) or not {"class", "vlightning_version", "arguments"} <= config.keys():
+        raise UserError(
+            f"Expected the {CONFIG_FILE} of an export in {str(folder)!r}, got another file: correct the path."
+        )
+    return config
+
+
 def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
     """Explain why weights do not fit by comparing settings; None if the settings do not explain it.
 
@@ -49,13 +115,13 @@ def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]
     """
     if (other := explain_other_class(cls, saved)) is not None:
         return other
-    own = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
+    settings_here = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
     differing = [
-        f"{argument} is {own[argument]!r}, in the checkpoint {value!r}"
+        f"{argument} is {settings_here[argument]!r}, in the checkpoint {value!r}"
         for argument, value in flat(saved).items()
         # No weight's shape depends on a rate or on the name of a file.
-        if argument in own and not isinstance(value, float) and not argument.endswith("weights")
-        if _as_lists(own[argument]) != _as_lists(value)
+        if argument in settings_here and not isinstance(value, float) and not argument.endswith("weights")
+        if _as_lists(settings_here[argument]) != _as_lists(value)
     ]
     if not differing:
         return None
@@ -77,3 +143,7 @@ def explain_other_class(cls: type, saved: Mapping[str, Any]) -> str | None:
 
 def _as_lists(value: Any) -> Any:
     return [_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(f"Expected a readable export in {str(folder)!r}, got a damaged one ({error}): export it again.")

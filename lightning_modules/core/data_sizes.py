@@ -53,10 +53,10 @@ def _compare_tokens(module: LightningModule, ids: Tensor, expected: DataSizes, v
     tokenizer: Any = getattr(datamodule_of(module), "tokenizer", None)
     entries = len(tokenizer) if hasattr(tokenizer, "__len__") else int(ids.max()) + 1
     if expected.vocab_size is not None and entries > expected.vocab_size:
-        own = f"set the model's vocab_size to {entries}, or " if vocab_is_free else ""
+        advice = f"set the model's vocab_size to {entries}, or " if vocab_is_free else ""
         raise UserError(
             f"Expected token ids below {expected.vocab_size}, the model's vocabulary, got ids up to {entries - 1} in "
-            f"the data: {own}give the data a tokenizer of at most {expected.vocab_size} entries."
+            f"the data: {advice}give the data a tokenizer of at most {expected.vocab_size} entries."
         )
     if expected.max_tokens is not None and ids.shape[1] > expected.max_tokens:
         raise UserError(
@@ -65,13 +65,14 @@ def _compare_tokens(module: LightningModule, ids: Tensor, expected: DataSizes, v
         )
 
 
-def _compare_images(found: tuple[int, ...], side: int | None) -> None:
-    if side is None or found == (side, side):
+def _compare_images(sides: tuple[int, ...], side: int | None) -> None:
+    if side is None or sides == (side, side):
         return
-    shown, also = " x ".join(map(str, found)), ""
-    if found[0] == found[1]:
-        also = f", or the model's to {found[0]} if the model supports such images"
+    shown = " x ".join(map(str, sides))
+    advice = ""
+    if sides[0] == sides[1]:
+        advice = f", or the model's to {sides[0]} if the model supports such images"
     raise UserError(
         f"Expected images of {side} x {side} pixels, got {shown} in the data: set the data's image_size to "
-        f"{side}{also}."
+        f"{side}{advice}."
     )

@@ -1,14 +1,15 @@
-"""Strict loading: all weights of a network, or none."""
+"""Strict loading: all weights of a network, or none; and tied weights."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
-from .folder import is_folder, read_folder
+from .checkpoints import is_folder, read_folder
 
 _STUDENT = "student."
 
@@ -27,12 +28,13 @@ def load_fitting(
     Raises:
         UserError: If a key or shape does not match; the message lists them. Nothing is loaded then.
     """
-    own = module.state_dict()
-    missing, unexpected = own.keys() - state.keys(), state.keys() - own.keys()
+    expected = module.state_dict()
+    missing = expected.keys() - state.keys()
+    unexpected = state.keys() - expected.keys()
     misshapen = [
-        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(own[key].shape)}"
-        for key in own.keys() & state.keys()
-        if own[key].shape != state[key].shape
+        f"{name_of(key)} {tuple(state[key].shape)} instead of {tuple(expected[key].shape)}"
+        for key in expected.keys() & state.keys()
+        if expected[key].shape != state[key].shape
     ]
     if missing or unexpected or misshapen:
         raise UserError(
@@ -41,6 +43,29 @@ def load_fitting(
             "of the source."
         )
     module.load_state_dict(state)
+
+
+def fill_tied(
+    state: dict[str, Tensor], tied: Mapping[str, str], source: str, model: str, name_of: Callable[[str], str] = str
+) -> None:
+    """Give a state dict the second names of tied tensors, and check that both names have equal values.
+
+    Args:
+        state: state dict, with tied tensors under one name or both.
+        tied: second name of each tied tensor, mapped to the first.
+        source: description of the source, for messages.
+        model: the network in which they are one tensor, for messages.
+        name_of: returns the name under which a key is reported.
+
+    Raises:
+        UserError: If values differ.
+    """
+    for second, first in tied.items():
+        if first in state and not torch.equal(state.setdefault(second, state[first]), state[first]):
+            raise UserError(
+                f"Expected equal values of {name_of(first)} and {name_of(second)}, one tensor in {model}, in {source}, "
+                "got different values: give another checkpoint."
+            )
 
 
 def load_student(student: nn.Module, source: str, trained_by: str) -> str:
@@ -63,14 +88,14 @@ def load_student(student: nn.Module, source: str, trained_by: str) -> str:
             f"Expected a checkpoint to start from, got no file or folder {source!r}: correct model.weights."
         )
     exported = is_folder(path)
-    own = student_state(
+    state = student_state(
         {"state_dict": read_folder(path)[1]} if exported else AtomicCheckpointIO().load_checkpoint(path)
     )
-    if not own:
+    if not state:
         raise UserError(
             f"Expected a checkpoint of {trained_by}, got {source!r} without a student: correct model.weights."
         )
-    load_fitting(student, own, f"the student from {source!r}")
+    load_fitting(student, state, f"the student from {source!r}")
     return f"The student starts from {source!r}."
 
 

@@ -111,12 +111,13 @@ class Frozen(nn.Module, Generic[Network]):
         self._check()
 
     def _check(self) -> None:
-        saved, own = self._expected, self.origin
-        if saved is not None and own is not None and saved["sha256"] != own["sha256"]:
+        saved = self._expected
+        loaded = self.origin
+        if saved is not None and loaded is not None and saved["sha256"] != loaded["sha256"]:
             raise UserError(
                 f"Expected the {self.role} that the checkpoint was trained with, {saved['name']} of "
-                f"{saved['weights']!r} (sha256 {saved['sha256'][:12]}), got {own['name']} of {own['weights']!r} "
-                f"(sha256 {own['sha256'][:12]}): give that one as {self.argument}."
+                f"{saved['weights']!r} (sha256 {saved['sha256'][:12]}), got {loaded['name']} of {loaded['weights']!r} "
+                f"(sha256 {loaded['sha256'][:12]}): give that one as {self.argument}."
             )
 
     def _load_from_state_dict(self, state_dict: dict[str, Tensor], prefix: str, *args: Any, **kwargs: Any) -> None:

@@ -1,12 +1,34 @@
 """Large batches in little memory: slices of a batch whose activations are recomputed in the backward pass."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
 import torch
-from torch import Tensor
+from timm.layers import Mlp
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from ...common.ranges import COUNT, SettingsGroup
+
+
+@dataclass(frozen=True)
+class MemorySettings(SettingsGroup, option="memory"):
+    """Large batches on small memory.
+
+    Args:
+        micro_batch_size: pairs that go through the towers at a time, with activations computed again in the backward
+            pass: the loss of the whole batch in the memory of a small one. Exact without BatchNorm. BatchNorm (MCi,
+            MCt) normalizes each slice by its own statistics, and its running statistics move once a step, towards
+            their mean over the slices. None means the whole batch.
+        loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
+    """
+
+    micro_batch_size: Annotated[int | None, COUNT] = None
+    loss_rows: Annotated[int | None, COUNT] = None
 
 
 def recomputed(
@@ -48,8 +70,96 @@ def in_slices(
     """
     if size is None:
         return function(*inputs)
-    parts = [
+    outputs = [
         recomputed(function, *rows, again=again)
         for rows in zip(*(tensor.split(size) for tensor in inputs), strict=True)
     ]
-    return tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
+
+
+class LeanMlp(Mlp):
+    """timm's MLP, which keeps the hidden states only before the activation function, not after it.
+
+    A matrix product keeps its input for the backward pass: four times the width of a block, a quarter of what a ViT
+    block keeps. Here the activation function is recomputed instead, about one percent of a block's work; the product is
+    not, because recomputation ends as soon as all saved tensors exist.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., V] to [..., V]."""
+        return recomputed(self._second_half, self.fc1(x))
+
+    def _second_half(self, hidden: Tensor) -> Tensor:
+        return self.drop2(self.fc2(self.norm(self.drop1(self.act(hidden)))))
+
+
+# Running statistics of BatchNorm, where a batch goes through a network in slices that are recomputed.
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+
+
+def _training_norms(network: nn.Module) -> list[BatchNorm]:
+    """Return the layers whose running statistics a forward pass would update."""
+    return [
+        module
+        for module in network.modules()
+        if isinstance(module, BatchNorm) and module.training and module.running_mean is not None
+    ]
+
+
+@contextmanager
+def kept_statistics(network: nn.Module) -> Iterator[None]:
+    """Keep running statistics unchanged in the forward passes inside, such as recomputations."""
+    norms = _training_norms(network)
+    before = [(_statistics(norm).batches.clone(), norm.momentum) for norm in norms]
+    for norm in norms:
+        # Not `track_running_stats = False`: a recomputation would then save other tensors than the first pass.
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, (count, momentum) in zip(norms, before, strict=True):
+            _statistics(norm).batches.copy_(count)
+            norm.momentum = momentum
+
+
+@contextmanager
+def one_update(network: nn.Module) -> Iterator[None]:
+    """Count all forward passes inside as one batch: update running statistics once, by the mean of the passes."""
+    norms = _training_norms(network)
+    before: list[tuple[Tensor, Tensor, Tensor, float | None]] = []
+    for norm in norms:
+        mean, var, count = _statistics(norm)
+        before.append((mean.clone(), var.clone(), count, norm.momentum))
+        norm.momentum = None  # the mean over the passes since the count was zero
+        # The layer divides by the count, and would synchronize in each pass if the count were on the device.
+        norm.num_batches_tracked = torch.zeros_like(count, device="cpu")
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for norm, (old_mean, old_var, count, momentum) in zip(norms, before, strict=True):
+                mean, var, passes = _statistics(norm)
+                norm.num_batches_tracked = count
+                norm.momentum = momentum
+                if not passes:
+                    continue
+                count.add_(1)
+                share = momentum if momentum is not None else 1 / count.to(mean.dtype)
+                mean.copy_(torch.lerp(old_mean, mean, share))
+                var.copy_(torch.lerp(old_var, var, share))
+
+
+class _Statistics(NamedTuple):
+    """Running statistics of a layer."""
+
+    mean: Tensor
+    var: Tensor
+    batches: Tensor
+
+
+def _statistics(norm: BatchNorm) -> _Statistics:
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    return _Statistics(norm.running_mean, norm.running_var, norm.num_batches_tracked)

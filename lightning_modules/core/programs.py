@@ -32,8 +32,10 @@ LAYOUTS = {
     "onnx_int8": "the same with int8 weights of matrices, quantized by ONNX Runtime",
 }
 """Description of each format."""
-_TRACED, _CHECKED = 2, (1, 3)  # batch sizes
-_MAX_ERROR, _MIN_COSINE = 1e-4, 0.9995  # of exported features, in float32 and in half precision
+_TRACED = 2  # batch size
+_CHECKED = (1, 3)  # batch sizes
+_MAX_ERROR = 1e-4  # of exported features in float32
+_MIN_COSINE = 0.9995  # of exported features in half precision
 _ONE_FILE = 1.9e9  # bytes of weights; an ONNX file holds at most 2 GiB
 
 
@@ -81,10 +83,10 @@ def write_programs(
     """
     target = Path(folder).expanduser().absolute()
     check_free(target)
-    parts = [_part(tower) for tower in towers]
-    dtype = parts[0].expected[0].dtype
+    traced = [_trace(tower) for tower in towers]
+    dtype = traced[0].expected[0].dtype
     _check_format(format, dtype)
-    described = {part.name: _described(part, format) for part in parts}
+    described = {tower.name: _described(tower, format) for tower in traced}
     config = {**config, "format": format, "dtype": _name(dtype), "towers": described, "versions": _versions(format)}
     with writing(target):  # names the target if its folder is a file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +95,11 @@ def write_programs(
         (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:
             tokenizer.save(str(staged / "tokenizer.json"))
-        for part in parts:
-            path = staged / f"{part.name}{_SUFFIXES[format]}"
+        for tower in traced:
+            path = staged / f"{tower.name}{_SUFFIXES[format]}"
             with _quiet():
-                _write(part, path, target)
-                _check(part, _load(path))
+                _write(tower, path, target)
+                _check(tower, _load(path))
                 if format == "onnx_int8":
                     _quantize(path)
     return sorted(target.iterdir())
@@ -118,7 +120,7 @@ def padding_tokenizer(text: str, length: int, pad: int) -> Tokenizer:
 
 
 def example_images(size: int) -> Tensor:
-    """Return six images [6, 3, S, S] of coloured squares; features of noise images are too similar."""
+    """Return six images [6, 3, S, S] of colored squares; features of noise images are too similar."""
     rows = _TRACED + sum(_CHECKED)
     return F.interpolate(torch.rand(rows, 3, 4, 4, generator=torch.Generator().manual_seed(0)), size)
 
@@ -136,8 +138,16 @@ def example_texts(length: int, vocabulary: int, start: int, end: int) -> tuple[T
     return ids, mask
 
 
-class _Part(NamedTuple):
-    """A tower with the batches that it is traced with and checked on, and the features of the latter."""
+class _Traced(NamedTuple):
+    """A tower with its inputs and outputs.
+
+    Attributes:
+        name: "image" or "text".
+        module: the tower.
+        example: inputs that it is traced with.
+        batches: inputs that its program is checked on.
+        expected: features of each of `batches`.
+    """
 
     name: str
     module: nn.Module
@@ -147,11 +157,11 @@ class _Part(NamedTuple):
 
 
 @torch.no_grad()
-def _part(tower: Tower) -> _Part:
+def _trace(tower: Tower) -> _Traced:
     counts = [_TRACED, *_CHECKED]
     split = {name: rows.split(counts) for name, rows in tower.inputs.items()}
     example, *batches = ({name: rows[index] for name, rows in split.items()} for index in range(len(counts)))
-    return _Part(tower.name, tower.module, example, batches, [tower.module(*batch.values()) for batch in batches])
+    return _Traced(tower.name, tower.module, example, batches, [tower.module(*batch.values()) for batch in batches])
 
 
 def _check_format(format: str, dtype: torch.dtype) -> None:
@@ -175,11 +185,11 @@ def _check_format(format: str, dtype: torch.dtype) -> None:
         )
 
 
-def _write(part: _Part, path: Path, target: Path) -> None:
+def _write(tower: _Traced, path: Path, target: Path) -> None:
     rows = Dim("batch")
     # Strict tracing would interpret the bytecode of timm and open_clip without a benefit.
     program = torch.export.export(
-        part.module, tuple(part.example.values()), dynamic_shapes=[{0: rows} for _ in part.example], strict=False
+        tower.module, tuple(tower.example.values()), dynamic_shapes=[{0: rows} for _ in tower.example], strict=False
     )
     if path.suffix == ".pt2":
         with writing(target):
@@ -188,9 +198,9 @@ def _write(part: _Part, path: Path, target: Path) -> None:
     converted = torch.onnx.export(
         program,
         dynamo=True,
-        input_names=list(part.example),
-        output_names=[f"{part.name}_features"],
-        dynamic_shapes=[{0: "batch"} for _ in part.example],
+        input_names=list(tower.example),
+        output_names=[f"{tower.name}_features"],
+        dynamic_shapes=[{0: "batch"} for _ in tower.example],
     )
     assert converted is not None
     with writing(target):
@@ -235,35 +245,40 @@ def _load(path: Path) -> Callable[[Tensor], Tensor] | None:
 
 
 @torch.no_grad()
-def _check(part: _Part, run: Callable[..., Tensor] | None) -> None:
+def _check(tower: _Traced, run: Callable[..., Tensor] | None) -> None:
     """Compare features on batches of other sizes than the traced one."""
     if run is None:
         return
-    for batch, expected in zip(part.batches, part.expected, strict=True):
-        found = run(*batch.values())
+    for batch, expected in zip(tower.batches, tower.expected, strict=True):
+        features = run(*batch.values())
         if expected.dtype == torch.float32:
-            error, limit = float((found - expected).abs().max()), _MAX_ERROR * max(1.0, float(expected.abs().max()))
-            good, bound, value = error <= limit, f"a difference of at most {limit:.1e}", f"{error:.1e}"
+            limit = _MAX_ERROR * max(1.0, float(expected.abs().max()))
+            error = float((features - expected).abs().max())
+            good = error <= limit
+            bound = f"a difference of at most {limit:.1e}"
+            value = f"{error:.1e}"
         else:
-            cosine = float(F.cosine_similarity(found.float(), expected.float()).min())
-            good, bound, value = cosine >= _MIN_COSINE, f"a cosine of at least {_MIN_COSINE}", f"{cosine:.4f}"
+            cosine = float(F.cosine_similarity(features.float(), expected.float()).min())
+            good = cosine >= _MIN_COSINE
+            bound = f"a cosine of at least {_MIN_COSINE}"
+            value = f"{cosine:.4f}"
         if not good:
             raise UserError(
-                f"Expected {bound} between the model and the exported {part.name} tower, got {value} on a batch of "
+                f"Expected {bound} between the model and the exported {tower.name} tower, got {value} on a batch of "
                 f"{len(expected)}: nothing is written; try another format, or another release of torch."
             )
 
 
-def _described(part: _Part, format: str) -> dict[str, Any]:
+def _described(tower: _Traced, format: str) -> dict[str, Any]:
     """Return the configuration's entry of a tower."""
 
     def tensor(name: str, like: Tensor) -> dict[str, Any]:
         return {"name": name, "shape": ["batch", *like.shape[1:]], "dtype": _name(like.dtype)}
 
     return {
-        "file": f"{part.name}{_SUFFIXES[format]}",
-        "inputs": [tensor(name, rows) for name, rows in part.example.items()],
-        "output": tensor(f"{part.name}_features", part.expected[0]),
+        "file": f"{tower.name}{_SUFFIXES[format]}",
+        "inputs": [tensor(name, rows) for name, rows in tower.example.items()],
+        "output": tensor(f"{tower.name}_features", tower.expected[0]),
     }
 
 

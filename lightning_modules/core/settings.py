@@ -1,12 +1,15 @@
 """Groups of settings: frozen dataclasses in a constructor, plain nested dictionaries in a checkpoint."""
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from torch import nn
 
 from ...common.absent_network import AbsentNetwork
+from ...common.class_arguments import settings_group
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 
@@ -33,7 +36,51 @@ def settings(kind: type[Group], value: Group | Mapping[str, Any]) -> Group:
             raise UserError(f"Expected fields of {kind.__name__}, got {name!r}: {did_you_mean(name, defaults)}")
     # YAML has no tuples.
     as_tuples = {name: isinstance(default, tuple) for name, default in defaults.items()}
-    return kind(**{name: tuple(part) if as_tuples[name] else part for name, part in value.items()})
+    return kind(**{name: tuple(field_value) if as_tuples[name] else field_value for name, field_value in value.items()})
+
+
+def groups_of(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings groups among the arguments of a constructor, as instances.
+
+    Args:
+        cls: the class of the constructor. An argument whose type is a dataclass is a group.
+        arguments: the values by name: instances, or mappings of their fields; None if the type allows it.
+
+    Raises:
+        UserError: If a value is neither, has an unknown field, or the types of the constructor are not imported.
+    """
+    groups: dict[str, Any] = {}
+    for name, hint in _types(cls).items():
+        group = settings_group(hint)
+        if group is None:
+            continue
+        value = arguments[name]
+        absent = value is None and type(None) in get_args(hint)
+        groups[name] = None if absent else settings(group, value)
+    return groups
+
+
+def accepted_names(cls: type) -> set[str]:
+    """Return the names of a constructor's arguments, with those of base classes that its `**kwargs` reach."""
+    names: set[str] = set()
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = list(inspect.signature(vars(base)["__init__"]).parameters.values())[1:]
+            names |= {parameter.name for parameter in parameters}
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+                break
+    return names
+
+
+@functools.cache
+def _types(cls: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls.__init__)  # type: ignore[misc]
+    except NameError as error:
+        raise UserError(
+            f"Expected types of {cls.__name__}'s arguments that are imported when the program runs, got {error}: "
+            "import them outside `if TYPE_CHECKING:`."
+        ) from error
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,13 +94,13 @@ def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dictionaries by dotted names, such as `vision.width`."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in arguments.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            values |= flat(value, f"{prefix}{name}.")
         else:
-            found[prefix + name] = value
-    return found
+            values[prefix + name] = value
+    return values
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Files that the `transformers` library reads: weights with their configuration, and the preprocessing of images.
+"""Files that the `transformers` library reads: weights with their configuration, and the tokenizer.
 
 Tensors have the names of published checkpoints, which every version of the library reads.
 """
@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
-from .clip_preprocessing import Preprocessing
-
-_RESAMPLING = {"bilinear": 2, "bicubic": 3}  # of Pillow
+from ...common.clip_vocabulary import END, START
+from ...common.preprocessing import Preprocessing
 
 
 def write_model(state: Mapping[str, Tensor], config: Any, architecture: str, folder: Path) -> None:
@@ -31,34 +33,38 @@ def write_model(state: Mapping[str, Tensor], config: Any, architecture: str, fol
     save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
+def write_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:
+    """Write `preprocessor_config.json`, which `AutoImageProcessor` reads."""
+    text = json.dumps(preprocessing.as_transformers(), indent=2) + "\n"
+    (folder / "preprocessor_config.json").write_text(text, encoding="utf-8")
+
+
+def save_tokenizer(text: str, folder: Path, special: Mapping[str, int], length: int | None) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json`, which `AutoTokenizer` reads.
+
+    Args:
+        text: the tokenizer as JSON text of the `tokenizers` library.
+        folder: an existing folder.
+        special: ids of special tokens, such as "cls"; not used for CLIP's tokenizer, whose special tokens are fixed.
+        length: number of tokens at which texts are cut; None does not cut them.
+    """
+    tokenizer = Tokenizer.from_str(text)
+    tokens: dict[str, str | None]
+    if tokenizer.token_to_id(START) is not None:
+        # In transformers CLIP's texts are padded with the end token; its causal towers do not see the padding.
+        tokens = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
+    else:
+        tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in special.items()}
+        tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
+    options = {} if length is None else {"model_max_length": length}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, **options).save_pretrained(folder)
+
+
 @contextlib.contextmanager
 def without_progress() -> Iterator[None]:
     """Load models within the context without the library's progress bars."""
-    from transformers.utils import logging
-
     logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.enable_progress_bar()
-
-
-def write_preprocessing(preprocessing: Preprocessing, folder: Path) -> None:
-    """Write `preprocessor_config.json`, which `AutoImageProcessor` reads."""
-    side, size = preprocessing.resize or preprocessing.image_size, preprocessing.image_size
-    crops = preprocessing.resize_mode == "shortest"
-    record = {
-        "image_processor_type": "CLIPImageProcessor",
-        "do_convert_rgb": True,
-        "do_resize": True,
-        "size": {"shortest_edge": side} if crops else {"height": side, "width": side},
-        "resample": _RESAMPLING[preprocessing.interpolation],
-        "do_center_crop": crops,
-        "crop_size": {"height": size, "width": size},
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": list(preprocessing.mean),
-        "image_std": list(preprocessing.std),
-    }
-    (folder / "preprocessor_config.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

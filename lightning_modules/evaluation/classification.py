@@ -21,7 +21,8 @@ from .protocol import PREFIXES, Stage, Summary
 
 Batch = dict[str, Tensor]
 
-SPLITS, TOP = ("val", "test"), {"top1": 1, "top5": 5}
+SPLITS = ("val", "test")
+TOP = {"top1": 1, "top5": 5}
 
 
 class Accuracy(nn.Module):
@@ -60,22 +61,22 @@ class Accuracy(nn.Module):
         The number of images with non-finite logits, if there are any, is logged as `<split>/non_finite`, and a
         warning names them.
         """
-        found: dict[str, Tensor | float] = {}
+        results: dict[str, Tensor | float] = {}
         for name, metric in self._of(split):
-            found[name] = 100 * metric.compute()
+            results[name] = 100 * metric.compute()
             metric.reset()
         none = torch.zeros(0, 2, dtype=torch.long, device=module.device)  # for a process without images
         rows = gather_uneven(torch.cat([none, *self._non_finite[split]]))
         self._non_finite[split] = []
         if bad := int(rows[:, 1].sum()):
-            found["non_finite"] = float(bad)
+            results["non_finite"] = float(bad)
             rank_zero_warn(
                 f"Found non-finite logits for {bad} of {len(rows)} images (sample_index "
                 f"{some_of(rows[rows[:, 1] > 0, 0])}): these classes rank last; check these samples, or, if all "
                 "images are affected, use an earlier checkpoint."
             )
         log_global(
-            module, {f"{split}/{name}": value for name, value in found.items()}, f"{split}/{next(iter(self.top))}"
+            module, {f"{split}/{name}": value for name, value in results.items()}, f"{split}/{next(iter(self.top))}"
         )
         return len(rows)
 
@@ -141,11 +142,13 @@ class ClassificationEvaluation(nn.Module):
         self.accuracy.reset()
         for split in SPLITS:
             restart(self._loss(split))
-        self.result, self._classified = None, []
+        self.result = None
+        self._classified = []
 
     def step(self, module: LightningModule, batch: Batch, stage: Stage) -> None:
         """Classify a batch, and add its losses and its correct images."""
-        split, label = PREFIXES[stage], batch["label"]
+        split = PREFIXES[stage]
+        label = batch["label"]
         logits = self._logits(module, batch)
         self.accuracy.update(split, logits, label, batch["sample_index"])
         self._loss(split).update(F.cross_entropy(logits, label, reduction="none"))
@@ -184,9 +187,9 @@ def check_classes(module: LightningModule, num_classes: int) -> None:
     Raises:
         UserError: If the numbers differ.
     """
-    found = getattr(datamodule_of(module), "num_classes", None)
-    if found is not None and found != num_classes:
+    data_classes = getattr(datamodule_of(module), "num_classes", None)
+    if data_classes is not None and data_classes != num_classes:
         raise UserError(
-            f"Expected as many classes in the data as in the model, {num_classes}, got {found}: set model.num_classes, "
-            "or data.num_classes for both."
+            f"Expected as many classes in the data as in the model, {num_classes}, got {data_classes}: set "
+            "model.num_classes, or data.num_classes for both."
         )

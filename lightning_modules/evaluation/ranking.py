@@ -62,7 +62,7 @@ def protocol_chance(matches: Matches, protocols: Sequence[Protocol] | None) -> d
 def with_prefix(prefix: str, values: Mapping[str, float]) -> dict[str, float]:
     """Return results with a prefix of their last names: `karpathy5/recall_mean` is `karpathy5/<prefix>recall_mean`."""
     names = {name: name.rpartition("/") for name in values}
-    return {f"{place}{slash}{prefix}{last}": values[name] for name, (place, slash, last) in names.items()}
+    return {f"{protocol}{slash}{prefix}{last}": values[name] for name, (protocol, slash, last) in names.items()}
 
 
 def fold_median_ranks(
@@ -104,9 +104,12 @@ def rerank_candidates(
     """
     near = result.near_texts, result.near_images
     weight = cosine_weight(score, temperature)
-    result.non_finite_scores = sum(int((~found.isfinite()).sum()) for found in scores)
+    result.non_finite_scores = sum(int((~direction_scores.isfinite()).sum()) for direction_scores in scores)
     # Zero times minus infinity is NaN: candidates with a cosine of minus infinity stay last for every weight.
-    orders = [non_finite_last(found + weight * best.similarity) for best, found in zip(near, scores, strict=True)]
+    orders = [
+        non_finite_last(direction_scores + weight * best.similarity)
+        for best, direction_scores in zip(near, scores, strict=True)
+    ]
     images, texts = (torch.arange(len(candidates.index))[:, None] for candidates in near)
     others = len(texts), len(images)
     for prefix, (matches, before) in ranks.items():

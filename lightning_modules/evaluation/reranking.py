@@ -161,7 +161,7 @@ def match_candidates(
     states = _encode_texts(scorer, input_ids, attention_mask, rows, limit)
 
     # For each own image the texts to score: its candidates, and the texts that it is a candidate of.
-    asking, place = _inverse(near_images.index, len(near_texts.index))
+    asking, column_of = _inverse(near_images.index, len(near_texts.index))
     # Not the default type, which is that of the weights in some precisions.
     text_scores = torch.zeros(near_images.index.shape, dtype=torch.float32)
     image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1], dtype=torch.float32)
@@ -181,11 +181,14 @@ def match_candidates(
         if not idle:
             scored[image].append(scores.float())
     # Copied at once: with a copy in every pass, the device would wait for the host to prepare the next one.
-    found = torch.cat([part for parts in scored for part in parts]).cpu() if passes else text_scores.new_zeros(0)
-    for image, scores in enumerate(found.split([sum(map(len, parts)) for parts in scored])):
+    all_scores = (
+        torch.cat([scores for parts in scored for scores in parts]).cpu() if passes else text_scores.new_zeros(0)
+    )
+    for image, scores in enumerate(all_scores.split([sum(map(len, parts)) for parts in scored])):
         texts = _texts_of(near_texts.index[first + image], asking[first + image])
         image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]
-        rows_, columns = asking[first + image], place[first + image]
+        rows_ = asking[first + image]
+        columns = column_of[first + image]
         text_scores[rows_, columns] = scores[torch.searchsorted(texts, rows_)]
     return gather_uneven(image_scores), all_reduce_sum(text_scores)
 
@@ -194,8 +197,8 @@ def _encode_texts(scorer: PairScorer, input_ids: Tensor, attention_mask: Tensor,
     """Encode all texts in every process, which is cheap compared with the pairs and needs no gathering."""
     states = TokenStore(limit)
     for start in range(0, len(input_ids), rows):
-        part = slice(start, start + rows)
-        states.append(scorer.text_states(input_ids[part].to(scorer.device), attention_mask[part].to(scorer.device)))
+        texts = slice(start, start + rows)
+        states.append(scorer.text_states(input_ids[texts].to(scorer.device), attention_mask[texts].to(scorer.device)))
     return states
 
 

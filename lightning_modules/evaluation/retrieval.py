@@ -13,7 +13,6 @@ from ...callbacks.modules import on_any_rows
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...metrics.retrieval import RECALLS, Matches, nearest_candidates, retrieval_ranks
-from .collected import CollectedFeatures, Gathered
 from .protocol import PREFIXES, Batch, Stage, Summary
 from .ranking import (
     Protocol,
@@ -32,7 +31,7 @@ from .reranking import (
     TokenStore,
     match_candidates,
 )
-from .retrieval_result import UNKNOWN, RetrievalResult
+from .retrieval_result import UNKNOWN, CollectedFeatures, Gathered, RetrievalResult
 
 EQUAL = "equal_texts_"
 """Prefix of the results in which an image also matches texts that are equal to one of its captions."""
@@ -203,9 +202,10 @@ class RetrievalEvaluation:
         not_empty = len(all_of.image_features) > 0 and len(all_of.text_features) > 0
         matches, equal = self._matches(all_of) if not_empty else (None, None)
 
-        images, texts = self._by_space(all_of.image_features), self._by_space(all_of.text_features)
+        images = self._by_space(all_of.image_features)
+        texts = self._by_space(all_of.text_features)
         ranks: dict[str, dict[str, tuple[Matches, Ranks]]] = {name: {} for name in images}
-        found: dict[str, float] = {}
+        results: dict[str, float] = {}
         for name in images:
             for prefix, right in (("", matches), (EQUAL, equal)):
                 if right is None:
@@ -216,14 +216,14 @@ class RetrievalEvaluation:
                 if right is matches:
                     measured |= fold_median_ranks(*space, all_of.sample_index, self.median_rank_fold)
                 measured = with_prefix(prefix, measured)
-                found |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
+                results |= {f"{name}/{key}" if name else key: value for key, value in measured.items()}
 
         predicted = self.prediction_space or next(iter(images))
         # A copy of a part, because a view would keep the features of the other spaces in memory.
         features = images[predicted].contiguous(), texts[predicted].contiguous()
         text_names = torch.where(all_of.text_index < 0, all_of.text_image_id, all_of.text_index)
         result = RetrievalResult(
-            found,
+            results,
             *features,
             all_of.sample_index,
             all_of.input_ids,
@@ -255,13 +255,13 @@ class RetrievalEvaluation:
         """Return the matches, None if unknown, and those by equal texts to measure beside them, if there are any."""
         if bool((gathered.text_image_id == UNKNOWN).any()):
             return None, None
-        own = Matches(gathered.image_id, gathered.text_image_id)
+        matches = Matches(gathered.image_id, gathered.text_image_id)
         if self.match_equal_texts is False or bool((gathered.text_id == UNKNOWN).any()):
-            return own, None
+            return matches, None
         equal = Matches(gathered.image_id, gathered.text_image_id, gathered.text_id)
         if self.match_equal_texts:
             return equal, None
-        return own, equal if equal.repeated_texts else None
+        return matches, equal if equal.repeated_texts else None
 
     def _summary(self, result: RetrievalResult) -> Summary:
         assert result.matches is not None  # there is a recall

@@ -1,10 +1,12 @@
-"""Contrastive loss over pairs, and distillation of the similarities of teachers (MobileCLIP, MM-LG).
+"""Contrast of image-text pairs: features of the pairs of all ranks, the contrastive loss, and distillation of teachers.
 
-Shapes: b rows of this rank, n columns of all ranks, embedding dimension d, K teachers.
+Shapes: b pairs of this rank, which are rows; n pairs of all ranks, which are columns; embedding dimension d; L tokens;
+K teachers.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,11 +14,14 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ...callbacks import gather
-from ..core.precision import at_least_float32
+from ...common.clip_vocabulary import CLIP_VOCABULARY
+from ...common.errors import UserError
+from ..core.memory import in_slices, kept_statistics, one_update
+from ..core.precision import at_least_float32, unit
 
 
-class Side(NamedTuple):
-    """Unit-length embeddings of one network: of the pairs of this rank, and of all ranks."""
+class PairFeatures(NamedTuple):
+    """Unit-length features of pairs by one network: of the pairs of this rank, and of all ranks."""
 
     image: Tensor  # [b, d]
     text: Tensor  # [b, d]
@@ -25,18 +30,63 @@ class Side(NamedTuple):
     scale: Tensor | float  # logit scale, 1 / temperature
 
 
-class Terms(NamedTuple):
-    """Means over the rows of this rank and both directions."""
+class ContrastLosses(NamedTuple):
+    """Losses of one batch of pairs, each a mean over the rows of this rank and both directions, 0-D."""
 
     contrast: Tensor  # cross entropy with the pairs
     distillation: Tensor  # mean over the teachers of KL(teacher || student); 0 without teachers
     entropy: Tensor  # of the teachers; entropy + distillation is the cross entropy of student and teacher
 
 
+def student_features(
+    student: Any, image: Tensor, captions: Mapping[str, Tensor], micro_batch_size: int | None
+) -> dict[str, PairFeatures]:
+    """Return the student's features of pairs, by kind of caption, with gradients also across ranks.
+
+    Args:
+        student: an open_clip model with a `logit_scale`.
+        image: images [b, 3, S, S].
+        captions: token ids [b, L] by kind of caption.
+        micro_batch_size: number of pairs that go through the towers at a time; None means all.
+    """
+
+    def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
+        # All captions share one pass through the text tower.
+        features = student.encode_text(torch.cat(texts)).chunk(len(texts))
+        return tuple(unit(feature) for feature in (student.encode_image(image), *features))
+
+    one_step: AbstractContextManager[None] = nullcontext() if micro_batch_size is None else one_update(student)
+    with one_step:
+        features = in_slices(
+            encode, micro_batch_size, image, *captions.values(), again=lambda: kept_statistics(student)
+        )
+    gathered = gather(torch.cat(features, 1), True).chunk(len(features), 1)
+    image_feature, *text_features = features
+    all_image_features, *all_text_features = gathered
+    scale = student.logit_scale.exp()
+    return {
+        kind: PairFeatures(image_feature, text_feature, all_image_features, all_text, scale)
+        for kind, text_feature, all_text in zip(captions, text_features, all_text_features, strict=True)
+    }
+
+
+def check_length(input_ids: Tensor, max_tokens: int) -> None:
+    """Check the number of tokens of a text, which the text towers cannot vary.
+
+    Raises:
+        UserError: If it differs.
+    """
+    if input_ids.shape[1] != max_tokens:
+        raise UserError(
+            f"Expected captions of {max_tokens} tokens, got {input_ids.shape[1]}: give the data tokenizer clip, "
+            f"vocab_size {CLIP_VOCABULARY} and max_tokens {max_tokens}."
+        )
+
+
 def pair_ids(batch: Mapping[str, Tensor], same_image: bool, same_text: bool) -> tuple[Tensor, Tensor] | None:
     """Return ids [b, k] of the pairs of this rank and [n, k] of all ranks; None if there are none.
 
-    Two pairs that share an id in any column are no negatives of each other. Every rank must call it: it gathers.
+    Two pairs that share an id in any column are not negatives of each other. Every rank must call it, since it gathers.
 
     Args:
         batch: a batch, perhaps with `image_id`, long [b].
@@ -45,12 +95,12 @@ def pair_ids(batch: Mapping[str, Tensor], same_image: bool, same_text: bool) -> 
     """
     columns = [batch["image_id"]] if same_image and "image_id" in batch else []
     if same_text:
-        ids = batch["input_ids"]  # without a mask all texts have the same length, padding included
-        columns.append(text_ids(ids, batch.get("attention_mask", torch.ones_like(ids))))
+        tokens = batch["input_ids"]  # without a mask all texts have the same length, padding included
+        columns.append(text_ids(tokens, batch.get("attention_mask", torch.ones_like(tokens))))
     if not columns:
         return None
-    own = torch.stack(columns, 1)
-    return own, gather(own)
+    ids = torch.stack(columns, 1)
+    return ids, gather(ids)
 
 
 def text_ids(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -62,8 +112,8 @@ def text_ids(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         input_ids: long [b, L].
         attention_mask: [b, L].
     """
-    places = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
-    factors = (places * _FACTOR) ^ (places * _FACTOR >> 29)  # integers of torch wrap around
+    positions = torch.arange(1, input_ids.shape[1] + 1, device=input_ids.device)
+    factors = (positions * _FACTOR) ^ (positions * _FACTOR >> 29)  # integers of torch wrap around
     factors = factors * _FACTOR
     mixed = (input_ids + 1) * factors
     return ((mixed ^ (mixed >> 31)) * _FACTOR * attention_mask.long()).sum(1)
@@ -79,25 +129,25 @@ _FACTOR = -7046029254386353131
 """2^64 over the golden ratio, odd, as a signed integer (Fibonacci hashing)."""
 
 
-def contrast_terms(
-    student: Side,
-    teachers: Sequence[Side],
-    first: int = 0,
+def contrast_losses(
+    student: PairFeatures,
+    teachers: Sequence[PairFeatures],
+    offset: int = 0,
     chunk: int | None = None,
     ids: tuple[Tensor, Tensor] | None = None,
-) -> Terms:
+) -> ContrastLosses:
     """Compute the contrastive and the distillation loss of one batch of pairs.
 
     With gathered columns and gradients averaged over ranks, N ranks with b pairs each give the result of one rank with
     N b pairs. Softmaxes are computed in float32 at least.
 
     Args:
-        student: embeddings of the student, with gradient.
-        teachers: embeddings of the teachers, without gradient; dimensions and scales may differ.
-        first: column of the first pair of this rank.
+        student: features of the student, with gradient.
+        teachers: features of the teachers, without gradient; dimensions and scales may differ.
+        offset: column of the first pair of this rank.
         chunk: number of rows whose logits are held at a time and computed again in the backward pass; None holds all.
-        ids: ids of `pair_ids`, long [b, k] and [n, k]. If given, pairs that share an id are no negatives: their columns
-            are masked.
+        ids: ids of `pair_ids`, long [b, k] and [n, k]. If given, pairs that share an id are not negatives: their
+            columns are masked.
 
     Raises:
         ValueError: If `ids` are given together with teachers, whose targets include those pairs.
@@ -106,17 +156,25 @@ def contrast_terms(
         raise ValueError(
             "Expected no ids with teachers, whose targets include pairs of the same image, got both: leave one out."
         )
-    columns = ids or (None, None)
-    directions = [
-        _direction(
-            student.image, student.all_text, student.scale, [(t.image, t.all_text, t.scale) for t in teachers], *columns
-        ),
-        _direction(
-            student.text, student.all_image, student.scale, [(t.text, t.all_image, t.scale) for t in teachers], *columns
-        ),
-    ]
-    found = zip(*(_rows(direction, first, chunk) for direction in directions), strict=True)
-    return Terms(*(torch.stack(both).mean() for both in found))
+    row_ids, column_ids = ids or (None, None)
+    image_to_text = _Direction(
+        at_least_float32(student.image),
+        at_least_float32(student.all_text),
+        student.scale,
+        [(at_least_float32(one.image), at_least_float32(one.all_text), one.scale) for one in teachers],
+        row_ids,
+        column_ids,
+    )
+    text_to_image = _Direction(
+        at_least_float32(student.text),
+        at_least_float32(student.all_image),
+        student.scale,
+        [(at_least_float32(one.text), at_least_float32(one.all_image), one.scale) for one in teachers],
+        row_ids,
+        column_ids,
+    )
+    by_direction = [_mean_losses(direction, offset, chunk) for direction in (image_to_text, text_to_image)]
+    return ContrastLosses(*(torch.stack(losses).mean() for losses in zip(*by_direction, strict=True)))
 
 
 class _Direction(NamedTuple):
@@ -130,67 +188,56 @@ class _Direction(NamedTuple):
     column_id: Tensor | None
 
 
-def _direction(
-    row: Tensor,
-    column: Tensor,
-    scale: Tensor | float,
-    teachers: list[tuple[Tensor, Tensor, Tensor | float]],
-    row_id: Tensor | None = None,
-    column_id: Tensor | None = None,
-) -> _Direction:
-    wide = [(at_least_float32(row), at_least_float32(column), scale) for row, column, scale in teachers]
-    return _Direction(at_least_float32(row), at_least_float32(column), scale, wide, row_id, column_id)
-
-
-def _rows(direction: _Direction, first: int, chunk: int | None) -> list[Tensor]:
-    """Return means over the rows, in the order of `Terms`."""
+def _mean_losses(direction: _Direction, offset: int, chunk: int | None) -> list[Tensor]:
+    """Return the fields of `ContrastLosses` of one direction."""
     rows = len(direction.row)
     sums = []
     for start in range(0, rows, chunk or rows):
-        part = slice(start, start + (chunk or rows))
-        teachers = [(row[part], column, scale) for row, column, scale in direction.teachers]
-        row_id = None if direction.row_id is None else direction.row_id[part]
-        piece = direction._replace(row=direction.row[part], teachers=teachers, row_id=row_id)
+        selected = slice(start, start + (chunk or rows))
+        teachers = [(row[selected], column, scale) for row, column, scale in direction.teachers]
+        row_id = None if direction.row_id is None else direction.row_id[selected]
+        rows_of_chunk = direction._replace(row=direction.row[selected], teachers=teachers, row_id=row_id)
         if chunk is None:
-            sums.append(_sums(piece, first + start))
+            sums.append(_summed_losses(rows_of_chunk, offset + start))
         else:
-            sums.append(checkpoint(_sums, piece, first + start, use_reentrant=False))
-    return [torch.stack(parts).sum() / rows for parts in zip(*sums, strict=True)]
+            sums.append(checkpoint(_summed_losses, rows_of_chunk, offset + start, use_reentrant=False))
+    return [torch.stack(of_chunks).sum() / rows for of_chunks in zip(*sums, strict=True)]
 
 
-def _sums(direction: _Direction, first: int) -> tuple[Tensor, Tensor, Tensor]:
+def _summed_losses(direction: _Direction, offset: int) -> tuple[Tensor, Tensor, Tensor]:
     with torch.autocast(direction.row.device.type, enabled=False):
         logits = direction.scale * direction.row @ direction.column.T
         pairs = torch.arange(len(direction.row), device=direction.row.device)
         if direction.row_id is not None and direction.column_id is not None:
-            same = same_pairs(direction.row_id, direction.column_id, first)
+            same = same_pairs(direction.row_id, direction.column_id, offset)
             logits = logits.masked_fill(same, -torch.inf)
         log_student = F.log_softmax(logits, -1)
-        contrast = -log_student[pairs, pairs + first].sum()
+        contrast = -log_student[pairs, pairs + offset].sum()
         if not direction.teachers:
             return contrast, contrast.new_zeros(()), contrast.new_zeros(())
         with torch.no_grad():
-            mean, negative_entropy = torch.zeros_like(log_student), contrast.new_zeros(())
+            mean_teacher = torch.zeros_like(log_student)
+            negative_entropy = contrast.new_zeros(())
             for row, column, scale in direction.teachers:
                 log_teacher = F.log_softmax(scale * row @ column.T, -1)
                 teacher = log_teacher.exp()
                 negative_entropy = negative_entropy + (teacher * log_teacher).sum() / len(direction.teachers)
-                mean += teacher / len(direction.teachers)
+                mean_teacher += teacher / len(direction.teachers)
         # Mean of the K divergences: only the cross entropy with their mean has a gradient.
-        return contrast, negative_entropy - (mean * log_student).sum(), -negative_entropy
+        return contrast, negative_entropy - (mean_teacher * log_student).sum(), -negative_entropy
 
 
-def same_pairs(row_id: Tensor, column_id: Tensor, first: int) -> Tensor:
+def same_pairs(row_id: Tensor, column_id: Tensor, offset: int) -> Tensor:
     """Return which columns are other pairs of the image or the text of a row, boolean [b, n].
 
     Args:
         row_id: long [b, k].
         column_id: long [n, k].
-        first: column of the first row's own pair.
+        offset: column of the pair of the first row.
     """
     same = share_an_id(row_id, column_id)
-    own = torch.arange(len(row_id), device=row_id.device)
-    same[own, own + first] = False
+    rows = torch.arange(len(row_id), device=row_id.device)
+    same[rows, rows + offset] = False
     return same
 
 
@@ -201,8 +248,9 @@ def share_an_id(row_id: Tensor, column_id: Tensor) -> Tensor:
         row_id: long [b], or [b, k] with several ids.
         column_id: long [n] or [n, k].
     """
-    rows, columns = row_id.reshape(len(row_id), -1), column_id.reshape(len(column_id), -1)
+    rows = row_id.reshape(len(row_id), -1)
+    columns = column_id.reshape(len(column_id), -1)
     same = rows[:, 0, None] == columns[:, 0]
-    for own, other in zip(rows.T[1:], columns.T[1:], strict=True):
-        same |= own[:, None] == other
+    for row, column in zip(rows.T[1:], columns.T[1:], strict=True):
+        same |= row[:, None] == column
     return same

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from ..core.precision import at_least_float32
-from .contrast import Side, same_pairs
+from .contrast import PairFeatures, same_pairs
 
 
 def sigmoid_loss(
-    student: Side,
+    student: PairFeatures,
     bias: Tensor,
-    first: int = 0,
+    offset: int = 0,
     chunk: int | None = None,
     ids: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -25,16 +25,17 @@ def sigmoid_loss(
     ranks, N ranks with b pairs each give the result of one rank with N b pairs.
 
     Args:
-        student: unit-length embeddings and the factor t of their cosines.
+        student: unit-length features and the factor t of their cosines.
         bias: bias of the logits, of one element.
-        first: column of the first pair of this rank.
+        offset: column of the first pair of this rank.
         chunk: number of rows whose logits are held at a time and computed again in the backward pass; None holds all.
         ids: ids of `pair_ids`; other pairs that share one are left out of the sum.
 
     Returns:
         0-D, in float32 at least.
     """
-    rows, columns = at_least_float32(student.image), at_least_float32(student.all_text)
+    rows = at_least_float32(student.image)
+    columns = at_least_float32(student.all_text)
     size = chunk or len(rows)
     sums = []
     for start in range(0, len(rows), size):
@@ -45,7 +46,7 @@ def sigmoid_loss(
             bias,
             None if ids is None else ids[0][start : start + size],
             None if ids is None else ids[1],
-            first + start,
+            offset + start,
         )
         sums.append(_sum(*inputs) if chunk is None else checkpoint(_sum, *inputs, use_reentrant=False))
     return torch.stack(sums).sum() / len(rows)
@@ -58,14 +59,14 @@ def _sum(
     bias: Tensor,
     row_id: Tensor | None,
     column_id: Tensor | None,
-    first: int,
+    offset: int,
 ) -> Tensor:
     with torch.autocast(rows.device.type, enabled=False):
         logits = scale * rows @ columns.T + bias
-        own = torch.arange(len(rows), device=rows.device)
+        pairs = torch.arange(len(rows), device=rows.device)
         signs = torch.full_like(logits, -1.0)
-        signs[own, own + first] = 1.0
-        terms = F.logsigmoid(signs * logits)
+        signs[pairs, pairs + offset] = 1.0
+        log_likelihoods = F.logsigmoid(signs * logits)
         if row_id is not None and column_id is not None:
-            terms = terms.masked_fill(same_pairs(row_id, column_id, first), 0.0)
-        return -terms.sum()
+            log_likelihoods = log_likelihoods.masked_fill(same_pairs(row_id, column_id, offset), 0.0)
+        return -log_likelihoods.sum()

@@ -20,31 +20,25 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...callbacks import (
-    CaptionWriter,
-    StepSeedCallback,
-    all_reduce_sum,
-    missing_callbacks,
-    world_size,
-)
+from ...callbacks import CaptionWriter, StepSeedCallback, all_reduce_sum, missing_callbacks, world_size
 from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
-from ..core.settings import settings
-from ..evaluation.captions import CaptionEvaluation
-from ..optim.adamw import adamw
+from ..evaluation.generated_texts import CaptionEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupLinear
-from .caption_mapper import CaptionMapper
-from .language_model import load_language_model
+from .captioning_networks import CaptionMapper, load_language_model
 from .settings import CaptioningOptimSettings, GenerationSettings, MapperSettings
 
 Batch = dict[str, Any]
-LANGUAGE_MODEL, TOWER = "language_model", "tower.json"
-"""Folder and file of an export."""
+LANGUAGE_MODEL = "language_model"
+"""Folder of the language model in an export."""
+TOWER = "tower.json"
+"""File with the origin of the embeddings in an export."""
 
 
 class CaptioningModule(Method):
@@ -69,6 +63,10 @@ class CaptioningModule(Method):
         UserError: If a number is out of its range.
     """
 
+    mapper_settings: MapperSettings
+    generation: GenerationSettings
+    optim: CaptioningOptimSettings
+
     def __init__(
         self,
         embed_dim: Annotated[int, COUNT] = 384,
@@ -80,11 +78,9 @@ class CaptioningModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.embed_dim, self.language_model_name = embed_dim, language_model
-        self.mapper_settings = settings(MapperSettings, mapper)
-        self.generation = settings(GenerationSettings, generation)
-        self.optim = settings(CaptioningOptimSettings, optim)
+        self.take_arguments(locals(), mapper="mapper_settings")
+        self.embed_dim = embed_dim
+        self.language_model_name = language_model
         self.mapper = CaptionMapper(embed_dim, self.mapper_settings)
         self.language_model: Frozen[Any] = Frozen(role="language model", argument="model.language_model")
         self.tower: dict[str, str] | None = None  # origin of the embeddings that the mapper was trained on
@@ -95,7 +91,7 @@ class CaptioningModule(Method):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross entropy of the next token: the mean over the captions' tokens and ends on all ranks."""
         losses = self.token_losses(
-            batch["embedding"], batch["input_ids"], batch["attention_mask"], batch.get("token_places")
+            batch["embedding"], batch["input_ids"], batch["attention_mask"], batch.get("token_index")
         )
         count = all_reduce_sum(batch["attention_mask"].sum())
         loss = losses.sum() * world_size() / count  # gradients are averaged over the ranks
@@ -103,7 +99,7 @@ class CaptioningModule(Method):
         return loss
 
     def token_losses(
-        self, embedding: Tensor, input_ids: Tensor, attention_mask: Tensor, token_places: Tensor | None = None
+        self, embedding: Tensor, input_ids: Tensor, attention_mask: Tensor, token_index: Tensor | None = None
     ) -> Tensor:
         """Return the cross entropy of each token of the mask: float32 [tokens].
 
@@ -111,17 +107,18 @@ class CaptioningModule(Method):
             embedding: [B, D].
             input_ids: long [B, L], padded on the right.
             attention_mask: long [B, L], 1 for the tokens of a caption and its end.
-            token_places: long [tokens], indices of these in the flattened mask; None looks them up.
+            token_index: long [tokens], indices of these in the flattened mask; None looks them up.
         """
         network = self.language_model.network
         prefix = self._prefix(embedding)
         # The last token is only predicted. Padding comes after all tokens of the mask, so that no token attends to it.
         words = network.get_input_embeddings()(input_ids[:, :-1])
         states = network.base_model(inputs_embeds=torch.cat([prefix, words], 1), use_cache=False).last_hidden_state
-        kept = _token_places(attention_mask) if token_places is None else token_places
-        # Logits have the size of the vocabulary: compute them for the kept tokens only.
-        logits = network.get_output_embeddings()(states[:, prefix.shape[1] - 1 :].flatten(0, 1)[kept])
-        return F.cross_entropy(at_least_float32(logits), input_ids.flatten()[kept], reduction="none")
+        if token_index is None:
+            token_index = _token_index(attention_mask)
+        # Logits have the size of the vocabulary: compute them for the tokens of the mask only.
+        logits = network.get_output_embeddings()(states[:, prefix.shape[1] - 1 :].flatten(0, 1)[token_index])
+        return F.cross_entropy(at_least_float32(logits), input_ids.flatten()[token_index], reduction="none")
 
     def _prefix(self, embedding: Tensor) -> Tensor:
         """Map embeddings [B, D] to prefixes [B, P, W] in the precision of the language model's weights."""
@@ -137,7 +134,7 @@ class CaptioningModule(Method):
         """Find the tokens in the mask while it is on the host: on a GPU the host would wait for the result."""
         if "attention_mask" not in batch:
             return batch
-        return batch | {"token_places": _token_places(batch["attention_mask"])}
+        return batch | {"token_index": _token_index(batch["attention_mask"])}
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return AdamW."""
@@ -154,7 +151,9 @@ class CaptioningModule(Method):
     def forward(self, embedding: Tensor) -> list[str]:
         """Write captions of embeddings [B, D] by beam search for the highest mean log-probability of a token."""
         self.load()
-        prefix, tokenizer, generation = self._prefix(embedding), self.tokenizer, self.generation
+        prefix = self._prefix(embedding)
+        tokenizer = self.tokenizer
+        generation = self.generation
         ends = [tokenizer.eos_token_id]
         if generation.stop_at_period:
             ends += tokenizer(".", add_special_tokens=False)["input_ids"][:1]
@@ -213,11 +212,11 @@ class CaptioningModule(Method):
     def write_networks(self, folder: Path) -> None:
         """Write the language model with its tokenizer, and the origin of the embeddings."""
         self.load()
-        for part in (self.language_model.network, self.tokenizer):
-            part.save_pretrained(folder / LANGUAGE_MODEL)
+        self.language_model.network.save_pretrained(folder / LANGUAGE_MODEL)
+        self.tokenizer.save_pretrained(folder / LANGUAGE_MODEL)
         if self.tower is not None:
-            named = self.tower | {"weights": Path(self.tower["weights"]).name}  # without folders of the machine
-            (folder / TOWER).write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
+            origin = self.tower | {"weights": Path(self.tower["weights"]).name}  # without folders of the machine
+            (folder / TOWER).write_text(json.dumps(origin, indent=2) + "\n", encoding="utf-8")
 
     def read_networks(self, folder: Path) -> None:
         """Load what `write_networks` wrote."""
@@ -250,15 +249,16 @@ class CaptioningModule(Method):
         self.tower = _same_tower(checkpoint.get("tower"), self.tower)
 
 
-def _token_places(attention_mask: Tensor) -> Tensor:
+def _token_index(attention_mask: Tensor) -> Tensor:
     return attention_mask.flatten().nonzero()[:, 0]
 
 
-def _same_tower(known: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:
-    if known is not None and given is not None and known["sha256"] != given["sha256"]:
+def _same_tower(trained: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:
+    """Return the origin of embeddings, after a comparison of that of the training with that of the data."""
+    if trained is not None and given is not None and trained["sha256"] != given["sha256"]:
         raise UserError(
-            f"Expected embeddings by {known['model']} of {known['weights']!r} (sha256 {known['sha256'][:12]}), which "
-            f"the mapper was trained on, got those by {given['model']} of {given['weights']!r} (sha256 "
+            f"Expected embeddings by {trained['model']} of {trained['weights']!r} (sha256 {trained['sha256'][:12]}), "
+            f"which the mapper was trained on, got those by {given['model']} of {given['weights']!r} (sha256 "
             f"{given['sha256'][:12]}): embed the images with the former, and give the file as data.embeddings."
         )
-    return known or given
+    return trained or given

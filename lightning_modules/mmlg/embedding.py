@@ -1,18 +1,21 @@
 """Embeddings of images by a frozen image tower, computed once and read by any number of trainings."""
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from lightning import LightningModule
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
+from torch import Tensor, nn
 
-from ...callbacks import ImageEmbeddingWriter, missing_callbacks
+from ...callbacks import AtomicCheckpointIO, ImageEmbeddingWriter, missing_callbacks
 from ...common.errors import UserError
+from ...common.preprocessing import Preprocessing
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
 from ..core.trainers import datamodule_of
-from .towers import load_image_tower
+from ..networks.published_clip import load_published
+from .students import as_clip, rebuild_student, student_preprocessing
 
 
 class ImageEmbeddingModule(LightningModule):
@@ -31,7 +34,8 @@ class ImageEmbeddingModule(LightningModule):
     def __init__(self, weights: str, model: str | None = None) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self.weights, self.model = weights, model
+        self.weights = weights
+        self.model = model
         self.tower: Frozen[Any] = Frozen(role="tower", argument="model.weights")  # loaded when a prediction starts
         self.origin: dict[str, str] | None = None
 
@@ -53,7 +57,8 @@ class ImageEmbeddingModule(LightningModule):
                 "ImageTextDataModule as data."
             )
         data.eval_transform = tower.preprocessing.transform()
-        self.tower, self.origin = tower.network, tower.origin
+        self.tower = tower.network
+        self.origin = tower.origin
 
     @torch.no_grad()
     def forward(self, image: Tensor) -> Tensor:
@@ -64,3 +69,64 @@ class ImageEmbeddingModule(LightningModule):
     def predict_step(self, batch: dict[str, Tensor], batch_idx: int, dataloader_idx: int = 0) -> dict[str, Tensor]:
         """Return embeddings [B, D] with the positions [B] of the images in their data set and their ids."""
         return {name: batch[name] for name in ("sample_index", "image_id")} | {"embedding": self(batch["image"])}
+
+
+class ImageTower(NamedTuple):
+    """A frozen image tower in float32.
+
+    Args:
+        network: maps images [B, 3, S, S] to projected, unnormalized features [B, D].
+        preprocessing: how the tower expects images to be prepared.
+        origin: name of the model, source of its weights, and their sha256.
+    """
+
+    network: Frozen[Any]
+    preprocessing: Preprocessing
+    origin: dict[str, str]
+
+
+class _OpenCLIPImageTower(nn.Module):
+    """The image tower of one of open_clip's models."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Encode images [B, 3, S, S]: unnormalized features [B, D]."""
+        features: Tensor = self.model.encode_image(image, normalize=False)
+        return features
+
+
+def load_image_tower(model: str | None, weights: str) -> ImageTower:
+    """Load an image tower.
+
+    Args:
+        model: as in `load_published`; not used where `weights` is a checkpoint of `MMLGModule`.
+        weights: a checkpoint of `MMLGModule`, or as in `load_published`.
+
+    Raises:
+        UserError: If there is no such file, folder, model or tag, or the weights are of another model.
+    """
+    trained = _tower_of_training(Path(weights).expanduser())
+    if trained is not None:
+        network, preprocessing = trained
+        frozen = Frozen(network, "tower", "model.weights")
+        return ImageTower(frozen, preprocessing, {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
+    loaded = load_published(model, weights)
+    origin = {"model": loaded.model, "weights": loaded.weights, "sha256": loaded.sha256}
+    return ImageTower(Frozen(_OpenCLIPImageTower(loaded.network)), loaded.preprocessing, origin)
+
+
+def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
+    """Return the image tower of a checkpoint of `MMLGModule`; None for other files."""
+    if path.suffix != ".ckpt":
+        return None
+    if not path.exists():
+        raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
+    content = AtomicCheckpointIO().load_checkpoint(path)
+    if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_published` reads
+        return None
+    source = f"the checkpoint {str(path)!r}"
+    student = rebuild_student(content, source)
+    return as_clip(student).visual, Preprocessing.from_dict(student_preprocessing(content), source)

@@ -8,15 +8,13 @@ import open_clip
 
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Preprocessing
-from ..core.preprocessing import described
+from ...common.preprocessing import Preprocessing, described
 from ..core.programs import LAYOUTS as PROGRAMS
+from ..networks.clip.files import write_open_clip
 from ..networks.clip.programs import export_towers
 from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
 from ..networks.clip.transformers_layout import save_transformers
-from ..networks.open_clip_folder import write_open_clip
-from .descendant import as_clip, clip_config
-from .pretrained import preprocessing_of_training, rebuild_student
+from .students import as_clip, clip_config, rebuild_student, student_preprocessing
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
@@ -43,9 +41,9 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         UserError: If the checkpoint does not fit its own settings, or the target cannot be written.
     """
     student = rebuild_student(content, source)
-    record = preprocessing_of_training(content)
+    record = student_preprocessing(content)
     if layout == "open_clip":
-        write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.of(record, source), target)
+        write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.from_dict(record, source), target)
         layers = student.sizes.layers
         return f"Wrote {target} with the CLIP of {layers} layers a tower, for open_clip; {described(record)}."
     if layout in PROGRAMS:
@@ -55,7 +53,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         export_towers(plain.eval(), target, layout, size, preprocessing=record)  # type: ignore[arg-type]
         return f"Wrote {target} with the towers in the layout {layout!r}; {described(record)}."
     if layout == "transformers":
-        save_transformers(as_clip(student), Preprocessing.of(record, source), target)
+        save_transformers(as_clip(student), Preprocessing.from_dict(record, source), target)
         return f"Wrote {target} with the CLIP of {student.sizes.layers} layers a tower; {described(record)}."
     if Path(target).is_dir():
         raise UserError(

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -24,28 +23,25 @@ from torch.optim import Optimizer
 from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_callbacks
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.learngene.file import Learngene
-from ...callbacks.learngene.terms import LearngeneTerms
+from ...callbacks.learngene.layers import LearngeneTerms
 from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range
 from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
 from ..base.sharding import full_state
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_student
 from ..core.frozen import Frozen
 from ..core.precision import unit
-from ..core.preprocessing import preprocessing_of_checkpoint
-from ..core.settings import settings
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import Side, contrast_terms, pair_ids
-from ..optim.adamw import adamw
+from ..losses.contrast import ContrastLosses, PairFeatures, contrast_losses, pair_ids
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .export import LAYOUTS, export
-from .losses import extraction_loss, soft_cross_entropy
 from .network import LearngeneCLIP
-from .pretrained import NETWORKS, Student
 from .settings import (
     EvaluationSettings,
     MemorySettings,
@@ -56,7 +52,8 @@ from .settings import (
     VisionSettings,
     learngene_sizes,
 )
-from .teacher import gathered_side, load_teacher, teacher_features
+from .students import NETWORKS, Student
+from .teacher import gathered_features, load_teacher, teacher_features
 
 
 class MMLGModule(Method):
@@ -86,6 +83,14 @@ class MMLGModule(Method):
         UserError: If sizes do not fit together, or a number is out of its range.
     """
 
+    towers: TowerSettings
+    vision: VisionSettings
+    text: TextSettings
+    distillation: TeacherSettings
+    optim: OptimSettings
+    memory: MemorySettings
+    evaluation_settings: EvaluationSettings
+
     def __init__(
         self,
         student: Student = "MM-LG",
@@ -103,46 +108,44 @@ class MMLGModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.text = settings(VisionSettings, vision), settings(TextSettings, text)
-        self.distillation = settings(TeacherSettings, teacher)
-        self.optim, self.memory = settings(OptimSettings, optim), settings(MemorySettings, memory)
-        self.weights, self.max_logit_scale = weights, max_logit_scale
+        self.take_arguments(locals(), teacher="distillation", evaluation="evaluation_settings")
+        self.weights = weights
+        self.max_logit_scale = max_logit_scale
 
-        sizes = learngene_sizes(settings(TowerSettings, towers), self.vision, self.text)
-        self.student = NETWORKS[student](sizes)
+        self.student = NETWORKS[student](learngene_sizes(self.towers, self.vision, self.text))
         self.teacher: Frozen[Any] = Frozen()  # loaded when a fit starts
         self.teacher_scale = 0.0
         self._teacher_preprocessing: dict[str, Any] | None = None
-        measured = settings(EvaluationSettings, evaluation)
-        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=measured.protocols)
+        self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=self.evaluation_settings.protocols)
 
     # ---- Training ----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
         self._check_tokens(batch["input_ids"])
-        teachers = self._teacher_sides(batch)  # before the student: its activations are freed by then
+        teachers = self._teacher_features(batch)  # before the student, to free the teacher's activations
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
-        student = gathered_side(image, text, self.student.logit_scale.exp(), gradient=True)
+        student = gathered_features(image, text, self.student.logit_scale.exp(), gradient=True)
         # The teacher's targets include pairs of the same image.
         ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
-        terms = contrast_terms(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
-        loss = extraction_loss(terms, self.distillation.distillation_weight)
+        losses = contrast_losses(student, teachers, rank() * len(student.image), self.memory.loss_rows, ids)
+        loss = extraction_loss(losses, self.distillation.distillation_weight)
 
         self.log("train/loss", loss.detach(), prog_bar=True)
-        self.log("train/contrast", terms.contrast.detach())
+        self.log("train/contrast", losses.contrast.detach())
         if teachers:
-            self.log("train/distillation", soft_cross_entropy(terms).detach())
+            self.log("train/distillation", distillation_loss(losses).detach())
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
-    def _teacher_sides(self, batch: Batch) -> Sequence[Side]:
+    def _teacher_features(self, batch: Batch) -> Sequence[PairFeatures]:
+        """Return the features of the teacher; none where nothing is distilled."""
         if not self.distillation.distillation_weight:
             return []
-        network, size = self.teacher.network, self.memory.micro_batch_size
-        image, text = teacher_features(network, batch["image"], batch["input_ids"], size)
-        return [gathered_side(image, text, self.teacher_scale)]
+        image, text = teacher_features(
+            self.teacher.network, batch["image"], batch["input_ids"], self.memory.micro_batch_size
+        )
+        return [gathered_features(image, text, self.teacher_scale)]
 
     def _check_tokens(self, input_ids: Tensor) -> None:
         length = self.text.max_tokens
@@ -171,8 +174,9 @@ class MMLGModule(Method):
         """Return the learngene extracted so far, whose tensors rank 0 gets; a collective call."""
         state = {name: tensor.detach().float() for name, tensor in full_state(self.student).items()}
         tensors = self.student.learngene_tensors(state) if state else state
-        sizes, method, origin = self.student.sizes, self.student.method, self.teacher.origin
-        return Learngene(tensors, sizes, method, origin, preprocessing=self.preprocessing())
+        return Learngene(
+            tensors, self.student.sizes, self.student.method, self.teacher.origin, preprocessing=self.preprocessing()
+        )
 
     def learngene_terms(self) -> LearngeneTerms | None:
         """Return coefficients and norms of the sums' terms, None for other students; a collective call."""
@@ -217,7 +221,7 @@ class MMLGModule(Method):
             self.teacher.network = loaded.network
             self.teacher.record(loaded.model, loaded.weights)
             self.teacher_scale = float(loaded.network.logit_scale.exp())
-            self._teacher_preprocessing = dataclasses.asdict(loaded.preprocessing)
+            self._teacher_preprocessing = loaded.preprocessing.as_dict()
 
     def sharded_networks(self) -> Sequence[nn.Module]:
         """Return the student, and the teacher if there is one."""
@@ -253,3 +257,24 @@ class MMLGModule(Method):
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
         return export(content, source, target, layout)
+
+
+def extraction_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:
+    """Return L = L_CLIP + lambda L_dist (eq. 8).
+
+    Args:
+        losses: contrast (eq. 4) and distillation of the batch.
+        distillation_weight: lambda.
+    """
+    if not distillation_weight:
+        return losses.contrast
+    return losses.contrast + distillation_weight * distillation_loss(losses)
+
+
+def distillation_loss(losses: ContrastLosses) -> Tensor:
+    """Return L_dist (eqs. 5 to 7), the cross entropy of the student's softmax with the teacher's in both directions.
+
+    It is the mean of the directions. Its gradient is that of the Kullback-Leibler divergence; its minimum is the
+    teacher's entropy, not 0.
+    """
+    return losses.distillation + losses.entropy

@@ -1,4 +1,4 @@
-"""The auxiliary CLIP that MM-LG's learngene is extracted from, whose layers are sums of a few blocks (section 3.1).
+"""Auxiliary CLIPs that a learngene is extracted from, whose layers are sums of a few blocks: MM-LG's and TLEG's.
 
 Shapes: B pairs, L tokens, V token dimension, E embedding dimension, S image size.
 """
@@ -11,13 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from ...callbacks.distributed.full_tensor import full_tensor
-from ...callbacks.learngene.layers import TOWERS, Layer, Tower
+from ...callbacks.distributed.collectives import full_tensor
+from ...callbacks.learngene.layers import TOWERS, Layer, LearngeneTerms, Tower
 from ...callbacks.learngene.sizes import NORMS, LearngeneSizes
-from ...callbacks.learngene.terms import LearngeneTerms
 from ..core.memory import in_slices
 from ..networks.attention import attend
-from .rules import GROUPS, KINDS, MethodName, group_of, layer_sum, number_of_pairs
+from .rules import GROUPS, OWNERS, TERMS, MethodName, group_of, layer_sum, linear_layer, number_of_pairs
 
 
 class Block(nn.Module):
@@ -36,8 +35,8 @@ class Block(nn.Module):
         self.proj = nn.Linear(width, width)
         self.fc1 = nn.Linear(width, 4 * width)
         self.fc2 = nn.Linear(4 * width, width)
-        inwards, outwards = width**-0.5, (width * 2 * layers) ** -0.5
-        stds = {self.qkv: inwards, self.proj: outwards, self.fc1: (2 * width) ** -0.5, self.fc2: outwards}
+        output_std = (width * 2 * layers) ** -0.5
+        stds = {self.qkv: width**-0.5, self.proj: output_std, self.fc1: (2 * width) ** -0.5, self.fc2: output_std}
         for linear, std in stds.items():
             nn.init.normal_(linear.weight, std=std)
             nn.init.zeros_(linear.bias)
@@ -52,7 +51,8 @@ class VisionEnds(nn.Module):
 
     def __init__(self, sizes: LearngeneSizes) -> None:
         super().__init__()
-        width, scale = sizes.width, sizes.width**-0.5
+        width = sizes.width
+        scale = width**-0.5
         patches = (sizes.image_size // sizes.patch_size) ** 2
         self.conv1 = nn.Conv2d(3, width, sizes.patch_size, sizes.patch_size, bias=False)
         self.class_embedding = nn.Parameter(scale * torch.randn(width))
@@ -149,7 +149,7 @@ class SummedCLIP(nn.Module):
         self.layer = SummedLayer(sizes.heads)
 
     def compiled_parts(self) -> list[nn.Module]:
-        """Return the part that `CompileCallback` compiles: the computation of every layer."""
+        """Return the module that `CompileCallback` compiles: the computation of every layer."""
         return [self.layer]
 
     def layers_of(self, tower: Tower) -> Sequence[Layer]:
@@ -176,7 +176,8 @@ class SummedCLIP(nn.Module):
             input_ids: token ids, long [B, L].
             size: pairs in a slice, as in `in_slices`.
         """
-        vision, text = self._cast_layers("vision"), self._cast_layers("text")
+        vision = self._cast_layers("vision")
+        text = self._cast_layers("text")
 
         def encode(image: Tensor, input_ids: Tensor) -> tuple[Tensor, ...]:
             return self._image_features(image, vision), self._text_features(input_ids, text)
@@ -186,7 +187,8 @@ class SummedCLIP(nn.Module):
 
     def _cast_layers(self, tower: Tower) -> Sequence[Layer]:
         """Return a tower's layers in the autocast precision: autocast would copy a sum at each of its uses."""
-        layers, device = self.layers_of(tower), self.logit_scale.device.type
+        layers = self.layers_of(tower)
+        device = self.logit_scale.device.type
         if not torch.is_autocast_enabled(device):
             return layers
         dtype = torch.get_autocast_dtype(device)
@@ -230,9 +232,11 @@ class LearngeneCLIP(SummedCLIP):
 
     def __init__(self, sizes: LearngeneSizes | None = None) -> None:
         super().__init__(sizes or LearngeneSizes())
-        width, layers, pairs = self.sizes.width, self.sizes.layers, number_of_pairs(self.sizes)
+        width = self.sizes.width
+        layers = self.sizes.layers
+        pairs = number_of_pairs(self.sizes)
         self.blocks = nn.ModuleDict(
-            {kind: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for kind in KINDS}
+            {owner: nn.ModuleDict({str(group): Block(width, layers) for group in GROUPS}) for owner in OWNERS}
         )
         names = [name for tower in TOWERS for name in (tower, f"{tower}_multimodal")]
         # The paper gives no initial value. With 1 / sqrt(2) the sum of two independent blocks has the variance of each.
@@ -242,7 +246,7 @@ class LearngeneCLIP(SummedCLIP):
         )
 
     def layers_of(self, tower: Tower) -> Sequence[Layer]:
-        """As in `SummedCLIP`: P_i = c_k theta_j + c_k^m theta_j^m, each sum twice."""
+        """Return the layers of `SummedCLIP`: P_i = c_k theta_j + c_k^m theta_j^m, each sum twice."""
         tensors: Layer = dict(self.named_parameters())
         norms = dict(self.norms.get_submodule(tower).named_parameters())
         sums = [norms | layer_sum(tensors, tower, pair) for pair in range(number_of_pairs(self.sizes))]
@@ -253,13 +257,62 @@ class LearngeneCLIP(SummedCLIP):
         """Return the coefficients and the norms of the sums' terms; a collective call where parameters are sharded."""
         coefficients = {name: full_tensor(value.detach()).float() for name, value in self.coefficients.items()}
         block_norms = {
-            (kind, int(group)): full_tensor(get_total_norm([part.detach().float() for part in block.parameters()]))
-            for kind, groups in self.blocks.items()
+            (owner, int(group)): full_tensor(get_total_norm([value.detach().float() for value in block.parameters()]))
+            for owner, groups in self.blocks.items()
             for group, block in groups.items()  # type: ignore[operator]
         }
         norms = {}
         for name, values in coefficients.items():
-            kind = "multimodal" if name.endswith("multimodal") else name
-            of_blocks = torch.stack([block_norms[kind, group_of(pair)] for pair in range(len(values))])
-            norms[name] = (values.abs() * of_blocks).tolist()
+            owner = "multimodal" if name.endswith("multimodal") else name
+            norms_of_blocks = torch.stack([block_norms[owner, group_of(pair)] for pair in range(len(values))])
+            norms[name] = (values.abs() * norms_of_blocks).tolist()
         return LearngeneTerms({name: values.tolist() for name, values in coefficients.items()}, norms)
+
+
+class LinearBlock(Block):
+    """A term of TLEG's sums, layer norms included.
+
+    Base and slope have the same initial distribution, as in TLEG's code, but CLIP's. TLEG's code draws all weights with
+    a standard deviation of 0.02, with which towers of width 128 learn little.
+
+    Args:
+        width: token dimension.
+        layers: number of layers of a tower.
+        slope: whether the block is the slope, whose norms are initialized to zero.
+    """
+
+    def __init__(self, width: int, layers: int, slope: bool) -> None:
+        super().__init__(width, layers)
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        if slope:
+            nn.init.zeros_(self.norm1.weight)
+            nn.init.zeros_(self.norm2.weight)
+
+
+class LinearCLIP(SummedCLIP):
+    """TLEG's auxiliary: layer i of n is base + i / n * slope, with two blocks for each tower.
+
+    TLEG is Xia et al., "Transformer as Linear Expansion of Learngene".
+
+    Args:
+        sizes: of both towers.
+    """
+
+    method = "TLEG"
+
+    def __init__(self, sizes: LearngeneSizes | None = None) -> None:
+        super().__init__(sizes or LearngeneSizes())
+        width = self.sizes.width
+        layers = self.sizes.layers
+        self.blocks = nn.ModuleDict(
+            {
+                tower: nn.ModuleDict({term: LinearBlock(width, layers, term == "slope") for term in TERMS})
+                for tower in TOWERS
+            }
+        )
+
+    def layers_of(self, tower: Tower) -> Sequence[Layer]:
+        """Return the layers of `SummedCLIP`, all of which differ."""
+        tensors: Layer = dict(self.named_parameters())
+        return [linear_layer(tensors, tower, layer, self.sizes.layers) for layer in range(self.sizes.layers)]

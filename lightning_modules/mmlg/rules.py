@@ -28,21 +28,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...callbacks.learngene.layers import (
-    TOWERS,
-    Components,
-    Layer,
-    Rule,
-    Tower,
-    register_rule,
-    tensors_below,
-)
+from ...callbacks.learngene.layers import TOWERS, Components, Layer, Rule, Tower, register_rule, tensors_below
 from ...callbacks.learngene.sizes import LINEARS, LearngeneSizes, Shapes, with_prefixes
 from ...common.errors import UserError
 
 MethodName = Literal["MM-LG", "TLEG", "He-LG"]
 
-KINDS = (*TOWERS, "multimodal")
+OWNERS = (*TOWERS, "multimodal")
 """Owners of MM-LG's blocks: one tower, or both."""
 GROUPS = (1, 2)
 """Groups of MM-LG's blocks, between which pairs alternate."""
@@ -58,9 +50,11 @@ class MMLGRule:
     sets_whole_tower = True
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         pairs = number_of_pairs(sizes)
-        shapes = with_prefixes(sizes.linear_shapes(), [f"blocks.{kind}.{group}" for kind in KINDS for group in GROUPS])
+        shapes = with_prefixes(
+            sizes.linear_shapes(), [f"blocks.{owner}.{group}" for owner in OWNERS for group in GROUPS]
+        )
         shapes |= with_prefixes(sizes.norm_shapes(), [f"norms.{tower}" for tower in TOWERS])
         for tower in TOWERS:
             shapes |= {f"coefficients.{tower}": (pairs,), f"coefficients.{tower}_multimodal": (pairs,)}
@@ -74,7 +68,7 @@ class MMLGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         norms = tensors_below(tensors, f"norms.{tower}.")
         pairs = descendant_pairs(depth, sizes.layers // 2)
         return [norms | layer_sum(tensors, tower, pair, components) for pair in pairs]
@@ -86,7 +80,7 @@ class TLEGRule:
     sets_whole_tower = True
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         blocks = [f"blocks.{tower}.{term}" for tower in TOWERS for term in TERMS]
         return with_prefixes({**sizes.linear_shapes(), **sizes.norm_shapes()}, blocks) | sizes.end_shapes()
 
@@ -98,7 +92,7 @@ class TLEGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         _refuse_components("TLEG", components)
         if depth < 1:
             raise UserError(f"Expected a tower of at least 1 layer, got {depth}: build the network deeper.")
@@ -111,7 +105,7 @@ class HeLGRule:
     sets_whole_tower = False
 
     def shapes(self, sizes: LearngeneSizes) -> Shapes:
-        """As in `Rule`."""
+        """Return the shapes of the learngene's tensors by name."""
         layers = [f"layers.{tower}.{layer}" for tower in TOWERS for layer in range(LAST_LAYERS)]
         return with_prefixes({**sizes.linear_shapes(), **sizes.norm_shapes()}, layers)
 
@@ -123,7 +117,7 @@ class HeLGRule:
         sizes: LearngeneSizes,
         components: Components = "both",
     ) -> Sequence[Layer]:
-        """As in `Rule`."""
+        """Return the layers of a descendant's tower."""
         _refuse_components("He-LG", components)
         if depth < LAST_LAYERS:
             raise UserError(
@@ -193,13 +187,13 @@ def layer_sum(tensors: Mapping[str, Tensor], tower: Tower, pair: int, components
     Returns:
         New tensors with gradient, by `qkv.weight`, `qkv.bias`, `proj.weight` and so on.
     """
-    kinds = {"both": (tower, "multimodal"), "unimodal": (tower,), "multimodal": ("multimodal",)}[components]
+    owners = {"both": (tower, "multimodal"), "unimodal": (tower,), "multimodal": ("multimodal",)}[components]
     weights: Layer = {}
-    for kind in kinds:
-        coefficient = tensors[f"coefficients.{tower if kind == tower else f'{tower}_multimodal'}"][pair]
-        for part in (f"{linear}.{end}" for linear in LINEARS for end in ("weight", "bias")):
-            term = coefficient * tensors[f"blocks.{kind}.{group_of(pair)}.{part}"]
-            weights[part] = weights[part] + term if part in weights else term
+    for owner in owners:
+        coefficient = tensors[f"coefficients.{tower if owner == tower else f'{tower}_multimodal'}"][pair]
+        for name in (f"{linear}.{end}" for linear in LINEARS for end in ("weight", "bias")):
+            term = coefficient * tensors[f"blocks.{owner}.{group_of(pair)}.{name}"]
+            weights[name] = weights[name] + term if name in weights else term
     return weights
 
 

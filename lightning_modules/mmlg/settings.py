@@ -69,8 +69,8 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         model: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
         weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_published`.
         distillation_weight: lambda (paper); 0 trains without a teacher.
-        mask_same_text: whether other pairs of the same text, like those of the same image, are no negatives in a
-            training without a teacher.
+        mask_same_text: whether a training without a teacher excludes other pairs of the same text from the negatives,
+            like those of the same image.
     """
 
     model: str = "ViT-B-16"
@@ -100,7 +100,7 @@ class OptimSettings(SettingsGroup, option="optim"):
 
 @dataclass(frozen=True)
 class MemorySettings(SettingsGroup, option="memory"):
-    """Recomputation in the backward pass, which gives the loss of the whole batch in the memory of a part.
+    """Recomputation in the backward pass, which gives the loss of the whole batch in less memory.
 
     Args:
         micro_batch_size: pairs that pass the towers at a time; None: the whole batch.

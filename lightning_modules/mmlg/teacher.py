@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from ...callbacks.distributed.collectives import gather
 from ...common.errors import UserError
-from ..core.file_readers import PublishedCLIP
 from ..core.frozen import reads_weights
 from ..core.memory import in_slices
 from ..core.precision import unit
-from ..losses.contrast import Side
-from ..networks.published_clip import load_published
+from ..losses.contrast import PairFeatures
+from ..networks.published_clip import PublishedCLIP, load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
 
 
@@ -44,19 +43,20 @@ def check_teacher(
     loaded: PublishedCLIP, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
 ) -> None:
     """Check that a teacher takes the student's images and tokens; arguments as of `load_teacher`."""
-    expected, tower = loaded.preprocessing, getattr(loaded.network, "text", loaded.network)
+    expected = loaded.preprocessing
+    text_tower = getattr(loaded.network, "text", loaded.network)
     compared: dict[str, tuple[Any, Any]] = {
         "image_size": (vision.image_size, expected.image_size),
         "image_mean": (prepared.get("mean", vision.image_mean), expected.mean),
         "image_std": (prepared.get("std", vision.image_std), expected.std),
-        "max_tokens": (text.max_tokens, tower.context_length),
-        "vocab_size": (text.vocab_size, tower.vocab_size),
+        "max_tokens": (text.max_tokens, text_tower.context_length),
+        "vocab_size": (text.vocab_size, text_tower.vocab_size),
     }
-    for name, (found, wanted) in compared.items():
-        if not torch.allclose(torch.tensor(found).double(), torch.tensor(wanted).double()):
+    for name, (value, teacher_value) in compared.items():
+        if not torch.allclose(torch.tensor(value).double(), torch.tensor(teacher_value).double()):
             raise UserError(
-                f"Expected {name} {wanted} for the teacher {loaded.model} of {loaded.weights!r}, got {found}: set "
-                f"data.{name} to the former, or choose another teacher."
+                f"Expected {name} {teacher_value} for the teacher {loaded.model} of {loaded.weights!r}, got {value}: "
+                f"set data.{name} to the former, or choose another teacher."
             )
 
 
@@ -72,7 +72,7 @@ def teacher_features(
     return in_slices(encode, micro_batch_size, image, input_ids)
 
 
-def gathered_side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> Side:
+def gathered_features(image: Tensor, text: Tensor, scale: Tensor | float, gradient: bool = False) -> PairFeatures:
     """Return features [B, E] with unit length, of this rank and of all ranks.
 
     Args:
@@ -81,6 +81,7 @@ def gathered_side(image: Tensor, text: Tensor, scale: Tensor | float, gradient: 
         scale: logit scale, 1 / temperature.
         gradient: whether the gradient flows back to the other ranks.
     """
-    image, text = unit(image), unit(text)
+    image = unit(image)
+    text = unit(text)
     all_image, all_text = gather(torch.cat([image, text], 1), gradient).chunk(2, 1)
-    return Side(image, text, all_image, all_text, scale)
+    return PairFeatures(image, text, all_image, all_text, scale)

@@ -1,4 +1,4 @@
-"""Incremental decoding of open_clip's CoCa with a key-value cache.
+"""Decoding of open_clip's CoCa: next-token logits with a key-value cache, and nucleus sampling of tokens.
 
 Shapes: N images, n captions of each, R = N * n rows, T image tokens, D width, H heads, L positions, V vocabulary.
 """
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.precision import at_least_float32
+
+_LIKELY = 1024
+"""Tokens that nucleus sampling sorts first: sorting all 49,408 would take most of the time."""
 
 
 class CachedDecoder:
@@ -88,12 +91,11 @@ class _CrossBlock:
         return _rest(block, x, _attend(block.attn, query, self._keys, self._values))
 
 
-def _project(attention: nn.MultiheadAttention, x: Tensor, first: int, stop: int) -> list[Tensor]:
-    """Project [B, L, D] to parts `first` to `stop` of query, key and value (0, 1, 2), each [B, H, L, D / H]."""
-    rows = slice(first * attention.embed_dim, stop * attention.embed_dim)
+def _project(attention: nn.MultiheadAttention, x: Tensor, start: int, stop: int) -> list[Tensor]:
+    """Project [B, L, D] to query, key and value (0, 1, 2) from `start` to before `stop`, each [B, H, L, D / H]."""
+    rows = slice(start * attention.embed_dim, stop * attention.embed_dim)
     projected = F.linear(x, attention.in_proj_weight[rows], attention.in_proj_bias[rows])
-    parts = projected.unflatten(-1, (stop - first, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    return list(parts.unbind())
+    return list(projected.unflatten(-1, (stop - start, attention.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind())
 
 
 def _attend(attention: nn.MultiheadAttention, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -105,3 +107,37 @@ def _rest(block: ResidualAttentionBlock, x: Tensor, attended: Tensor) -> Tensor:
     """Apply the residual connections and the MLP of a block after its attention."""
     x = x + block.ls_1(attended)
     return x + block.ls_2(block.mlp(block.ln_2(x)))
+
+
+def draw(logits: Tensor, uniform: Tensor, top_p: float, temperature: float) -> Tensor:
+    """Draw tokens by inverting their cumulative distribution, which is robust to rounding of the logits.
+
+    Args:
+        logits: [..., V].
+        uniform: float64 random numbers in [0, 1), [...].
+        top_p: as in `Captioner`.
+        temperature: as in `Captioner`.
+
+    Returns:
+        Token ids, long [...].
+    """
+    probabilities = (top_p_filtered(logits, top_p) / temperature).softmax(-1, dtype=torch.float64)
+    distribution = probabilities.cumsum(-1)
+    # In (0, sum], where the sum need not be 1, so that no token of probability 0 is drawn.
+    target = (1 - uniform)[..., None] * distribution[..., -1:]
+    return torch.searchsorted(distribution, target)[..., 0]
+
+
+def top_p_filtered(logits: Tensor, top_p: float) -> Tensor:
+    """Return logits [..., V] with -inf for all but the most likely tokens, of cumulative probability `top_p`."""
+    if logits.shape[-1] > _LIKELY:
+        largest, tokens = logits.topk(_LIKELY)
+        probabilities = (largest.double() - logits.double().logsumexp(-1, keepdim=True)).exp()
+        likelier = probabilities.cumsum(-1) - probabilities
+        if bool((likelier[..., -1] >= top_p).all()):  # no other token is kept
+            kept = largest.masked_fill(likelier >= top_p, -torch.inf)
+            return torch.full_like(logits, -torch.inf).scatter(-1, tokens, kept)
+    ascending, order = logits.sort(dim=-1, stable=True)
+    dropped = ascending.softmax(-1, dtype=torch.float64).cumsum(-1) <= 1 - top_p
+    dropped[..., -1] = False
+    return logits.masked_fill(dropped.scatter(-1, order, dropped), -torch.inf)

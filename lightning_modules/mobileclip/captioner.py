@@ -1,9 +1,11 @@
-"""The base class of captioners, which describe an image in several sampled sentences."""
+"""Captioners, which describe an image in several sampled sentences: their base class, and several of them together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from PIL import Image
 from torch import Tensor, nn
 
@@ -87,6 +89,65 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
         if self.network is None:
             raise RuntimeError(f"Expected a loaded {type(self).__name__}, got one without weights: call load() first.")
         return self.network
+
+
+class SeveralCaptioners(nn.Module):
+    """Captioners whose captions of an image are concatenated in their order, as MobileCLIP2 combines them.
+
+    Args:
+        captioners: at least one.
+    """
+
+    def __init__(self, captioners: Sequence[Captioner]) -> None:
+        super().__init__()
+        self.captioners = list(captioners)
+        self.networks = nn.ModuleList(captioners)
+        self.captions = sum(captioner.captions for captioner in captioners)
+
+    def load(self) -> None:
+        """Load the weights of all on the first call; as in `Captioner`."""
+        for captioner in self.captioners:
+            captioner.load()
+
+    @property
+    def transform(self) -> Callable[[Image.Image], list[Tensor]]:
+        """Transform from an RGB image to the inputs of all, each float [3, H, W]; can be pickled."""
+        return _Transforms([captioner.transform for captioner in self.captioners])
+
+    def forward(self, images: Sequence[Tensor], seeds: Sequence[int]) -> list[list[str]]:
+        """Describe images.
+
+        Args:
+            images: batches of the outputs of `transform`, [N, 3, H, W] for each captioner.
+            seeds: seed of each image; captioners after the first get seeds derived from it, since equal random numbers
+                would make networks of one kind draw alike.
+
+        Returns:
+            The captions of each image.
+        """
+        by_captioner = [
+            captioner(batch, seeds if number == 0 else [_derived(seed, number) for seed in seeds])
+            for number, (captioner, batch) in enumerate(zip(self.captioners, images, strict=True))
+        ]
+        return [[text for texts in of_image for text in texts] for of_image in zip(*by_captioner, strict=True)]
+
+    def description(self) -> list[dict[str, Any]]:
+        """Return the descriptions of all in their order, as data for JSON."""
+        return [captioner.description() for captioner in self.captioners]
+
+
+@dataclass
+class _Transforms:
+    """Several transforms of one image."""
+
+    transforms: list[Callable[[Image.Image], Tensor]]
+
+    def __call__(self, image: Image.Image) -> list[Tensor]:
+        return [transform(image) for transform in self.transforms]
+
+
+def _derived(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence((seed, number)).generate_state(1)[0])
 
 
 def post_processed(text: str, first_sentence: bool = True) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -17,9 +16,8 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range
 from ..networks.published_clip import load_published
-from .caption_decoder import CachedDecoder
+from .caption_decoder import CachedDecoder, draw
 from .captioner import Captioner, check_seeds, post_processed
-from .sampling import draw
 
 
 class CoCaCaptioner(Captioner):
@@ -79,16 +77,11 @@ class CoCaCaptioner(Captioner):
             raise UserError(f"Expected a length of at most {longest}, the context of {self.model}, got {self.length}.")
         self._tokenizer: SimpleTokenizer = tokenizer
         self._transform = published.preprocessing.transform()
-        # Lists, as JSON returns them.
-        preprocessing = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(published.preprocessing).items()
-        }
         self.origin = {
             "model": published.model,
             "weights": published.weights,
             "sha256": published.sha256,
-            "preprocessing": preprocessing,
+            "preprocessing": published.preprocessing.as_dict(),
         }
         self.network = network
 

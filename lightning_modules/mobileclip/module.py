@@ -27,29 +27,29 @@ from ...callbacks import (
     missing_callbacks,
     rank,
 )
+from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
 from ..base.two_towers import TwoTowers
-from ..core.settings import plain, settings
+from ..core.memory import MemorySettings
+from ..core.settings import plain
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import contrast_terms, pair_ids
-from ..losses.pairs import student_sides
+from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids, student_features
 from ..networks.clip.models import build_model
 from ..networks.clip.preprocessing import (
-    preprocessing_of_file,
+    preprocessing_of_weights,
     training_normalization,
 )
-from ..networks.clip.settings import MemorySettings
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.weights import load_weights
-from ..optim.adamw import adamw
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
-from .losses import reinforced_loss
-from .online import OnlineTeachers
-from .pairs import CAPTIONS, caption_kinds
-from .range_augment import RangeAugment, student_batch
+from .range_augment import RangeAugment, student_images
 from .settings import MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
-from .teachers import Teachers
+from .teachers import teachers_of
+
+CAPTIONS = {"real": "input_ids", "synthetic": "synthetic_input_ids"}
+"""Token ids in a batch, by kind of caption."""
 
 
 class MobileCLIPModule(TwoTowers):
@@ -82,6 +82,12 @@ class MobileCLIPModule(TwoTowers):
         UserError: If settings do not fit together, or the model is unknown.
     """
 
+    vision: VisionSettings
+    teacher: TeacherSettings
+    momentum: MomentumSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         model: str | ModelShape = "MobileCLIP-S0",
@@ -99,63 +105,61 @@ class MobileCLIPModule(TwoTowers):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.model, self.weights, self.captions = resolved(model), weights, captions
+        self.take_arguments(locals())
+        self.model = resolved(model)
         self.hparams.update(plain({"model": self.model}))  # not a path: a checkpoint needs no other file
-        self.max_tokens, self.max_logit_scale = max_tokens, max_logit_scale
-        self.vision, self.teacher = settings(VisionSettings, vision), settings(TeacherSettings, teacher)
-        self.momentum, self.optim = settings(MomentumSettings, momentum), settings(OptimSettings, optim)
-        self.memory = settings(MemorySettings, memory)
-        self.teachers, self.online = Teachers.of(self.teacher), OnlineTeachers(self.teacher.online())
+        self.weights = weights
+        self.captions = captions
+        self.max_tokens = max_tokens
+        self.max_logit_scale = max_logit_scale
+        self.teachers = teachers_of(self.teacher, self.memory.micro_batch_size)
         self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
-        averaged = self.momentum.momentum is not None
-        self.average = copy.deepcopy(self.student).requires_grad_(False) if averaged else None
+        self.average = None
+        if self.momentum.momentum is not None:
+            self.average = copy.deepcopy(self.student).requires_grad_(False)
         self.augment = RangeAugment(self.vision.range_augment)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
-        kinds = caption_kinds(batch, self.captions, self.max_tokens)
-        weight, size = self.teacher.distillation_weight, self.memory.micro_batch_size  # weight: lambda
-        embedded = self.online.add(batch, kinds, size) if self.online.loaded else batch  # before activations are held
-        seen, losses = student_batch(self.augment, self, batch)  # the teachers' images are not augmented
-        texts = {kind: seen[CAPTIONS[kind]] for kind in kinds}
-        student = student_sides(self.student, seen["image"], texts, size)
-        teachers = self.teachers.sides(embedded, kinds) if weight > 0 else {}
+        weight = self.teacher.distillation_weight  # lambda
+        captions = captions_of(batch, self.captions, self.max_tokens)  # the pairs: B_real and B_syn share their images
+        # The teachers see the images without RangeAugment, and run before the student's activations are held.
+        targets = self.teachers.targets(batch, captions) if weight > 0 else {}
+        image, losses = student_images(self.augment, self, batch["image"])
+        student = student_features(self.student, image, captions, self.memory.micro_batch_size)
         # The teachers' targets include pairs of the same image.
         ids = None if weight > 0 else pair_ids(batch, True, self.teacher.mask_same_text)
-        first = rank() * len(batch["image"])
-        for kind in kinds:
-            terms = contrast_terms(student[kind], teachers.get(kind, []), first, self.memory.loss_rows, ids)
-            losses.append(reinforced_loss(terms, weight))  # L_Total
-            self.log(f"train/contrast_{kind}", terms.contrast.detach())
+        offset = rank() * len(image)
+        for kind in captions:
+            of_pairs = contrast_losses(student[kind], targets.get(kind, []), offset, self.memory.loss_rows, ids)
+            losses.append(reinforced_loss(of_pairs, weight))  # L_Total
+            self.log(f"train/contrast_{kind}", of_pairs.contrast.detach())
             if weight > 0:
-                self.log(f"train/distillation_{kind}", terms.distillation.detach())
+                self.log(f"train/distillation_{kind}", of_pairs.distillation.detach())
         loss = torch.stack(losses).sum()
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
 
     def setup(self, stage: str) -> None:
-        """Adopt the data's normalization, and load the teachers that embed batches online."""
+        """Adopt the data's normalization, and load the teachers or take them from the data."""
         super().setup(stage)
         if stage == "fit":
             images = training_normalization(self.datamodule, self.model, self.vision)
             self.augment.start(images)
-            self.online.load(self.max_tokens, images, self.datamodule)
-
-    def on_fit_start(self) -> None:
-        """Load initial weights, and take the teachers from the data, unless they run online."""
-        super().on_fit_start()
-        if self.teacher.distillation_weight > 0:
-            self.teachers = self.online.teachers or Teachers.of_data(self.teacher, self.datamodule)
+            if self.teacher.distillation_weight > 0:
+                self.teachers.load(self.max_tokens, images, self.datamodule)
 
     # The moving average, and evaluation with it
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return the pair that `EMACallback` moves once per optimizer step, statistics of BatchNorm included."""
+        """Return the student and its average, which `EMACallback` updates after each optimizer step.
+
+        The statistics of BatchNorm are averaged too.
+        """
         if self.average is None or self.momentum.momentum is None:
             return {}
         pair = EMAPair("student", "average", self.momentum.momentum, buffers="average", warmup=self.momentum.warmup)
@@ -185,11 +189,13 @@ class MobileCLIPModule(TwoTowers):
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing that `weights` expect."""
-        return None if self.weights is None else preprocessing_of_file(self.model, self.weights, self.vision.image_size)
+        return (
+            None if self.weights is None else preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
+        )
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""
-        return [network for network in (self.student, self.average, *self.online.network) if network is not None]
+        return [network for network in (self.student, self.average, *self.teachers.networks) if network is not None]
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the seed of each step, the writer of predictions and the moving average, if they are missing."""
@@ -228,7 +234,7 @@ class MobileCLIPModule(TwoTowers):
         batch = super().example_batch(rows, data)
         if self.captions != "real":
             batch["synthetic_input_ids"] = batch["input_ids"].clone()
-        if self.teacher.distillation_weight > 0 and not self.online.loaded:
+        if self.teacher.distillation_weight > 0 and not self.teacher.models:
             width = sum(self.teachers.dims)
             names = ("teacher_image", "teacher_text", "teacher_synthetic")
             batch |= {name: torch.zeros(rows, width) for name in names}
@@ -237,3 +243,40 @@ class MobileCLIPModule(TwoTowers):
     def export(self, target: str | Path, layout: str = "torch_export") -> None:
         """Write the trained model in a layout, by default as programs; see `ExportedModule.export`."""
         super().export(target, layout)
+
+
+def captions_of(batch: Mapping[str, Tensor], wanted: str, max_tokens: int) -> dict[str, Tensor]:
+    """Return the captions to train on, token ids [b, L] by kind.
+
+    Args:
+        batch: a training batch.
+        wanted: "real", "synthetic" or "both".
+        max_tokens: number of tokens of a text.
+
+    Raises:
+        UserError: If the batch has none, or they are of another length.
+    """
+    captions = {kind: batch[name] for kind, name in CAPTIONS.items() if name in batch and wanted in (kind, "both")}
+    if not captions:
+        raise UserError(
+            f"Expected {CAPTIONS['synthetic']} in the training batch, got only {', '.join(batch)}: train on reinforced "
+            "data, or leave model.captions out."
+        )
+    check_length(next(iter(captions.values())), max_tokens)
+    return captions
+
+
+def reinforced_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:
+    """Return L_Total(B) = (1 - lambda) L_CLIP(B) + lambda L_Distill(B) of one batch of pairs.
+
+    A loss of weight 0 is left out.
+
+    Args:
+        losses: L_CLIP as `contrast`, and L_Distill as `distillation`.
+        distillation_weight: lambda.
+    """
+    if distillation_weight == 0:
+        return losses.contrast
+    if distillation_weight == 1:
+        return losses.distillation
+    return (1 - distillation_weight) * losses.contrast + distillation_weight * losses.distillation

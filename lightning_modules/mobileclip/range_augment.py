@@ -8,7 +8,7 @@ Shapes: B images, S side of an image in pixels.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import permutations
 
 import torch
@@ -17,12 +17,13 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from ...callbacks.draws import chosen_half, draw_normal, draw_number, draw_uniform
+from ...common.preprocessing import Normalization
 from ..core.precision import at_least_float32
-from ..core.teacher_images import Normalisation, TeacherImages
 from ..core.trainers import trainer_of
+from ..networks.own_teacher import TeacherImages
 from ..optim.schedules import steps_of_run
 
-_PIXELS = Normalisation((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+_PIXELS = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 _LOWEST = [[0.1, 0.1, 0.0], [1.1, 1.1, 0.0001]]
 _HIGHEST = [[0.9, 0.9, 0.00005], [10.0, 10.0, 1.0]]
 """Bounds of the lower (first row) and the upper ends of the ranges: brightness, contrast, deviation of the noise."""
@@ -54,7 +55,7 @@ class RangeAugment(nn.Module):
             self.register_buffer("lowest", torch.tensor(_LOWEST), persistent=False)
             self.register_buffer("highest", torch.tensor(_HIGHEST), persistent=False)
 
-    def start(self, images: Normalisation) -> None:
+    def start(self, images: Normalization) -> None:
         """Set the normalization of the images."""
         self._to_pixels = TeacherImages(None, images, _PIXELS)
         self._from_pixels = TeacherImages(None, _PIXELS, images)
@@ -64,7 +65,7 @@ class RangeAugment(nn.Module):
 
         Args:
             image: normalized images [B, 3, S, S].
-            progress: part of the run that is done, from 0 to 1.
+            progress: share of the run that is done, from 0 to 1.
 
         Returns:
             Normalized images [B, 3, S, S] with gradient, and the loss of their similarity.
@@ -84,7 +85,8 @@ class RangeAugment(nn.Module):
 
     def ranges(self) -> Tensor:
         """Return the lower and the upper ends [2, 3] of brightness, contrast and the deviation of the noise."""
-        lowest, highest = self.get_buffer("lowest"), self.get_buffer("highest")
+        lowest = self.get_buffer("lowest")
+        highest = self.get_buffer("highest")
         return lowest + (highest - lowest) * self.ends.view(2, 3).sigmoid()
 
     def target_error(self, progress: float) -> float:
@@ -94,22 +96,20 @@ class RangeAugment(nn.Module):
         return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
-def student_batch(
-    augment: RangeAugment, module: LightningModule, batch: Mapping[str, Tensor]
-) -> tuple[Mapping[str, Tensor], list[Tensor]]:
-    """Return a batch with the student's images, and the losses of their augmentation: one, or none without it.
+def student_images(augment: RangeAugment, module: LightningModule, image: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the images that the student sees, and the losses of their augmentation: one, or none without it.
 
     Args:
         augment: the augmentation.
         module: the module, whose trainer knows the length of the run; outside a run, this is its start.
-        batch: a training batch.
+        image: normalized images [B, 3, S, S].
     """
     if augment.psnr is None:
-        return batch, []
+        return image, []
     trainer = trainer_of(module)
     progress = 0.0 if trainer is None else trainer.global_step / steps_of_run(trainer)
-    image, loss = augment(batch["image"], progress)
-    return {**batch, "image": image}, [loss]
+    augmented, loss = augment(image, progress)
+    return augmented, [loss]
 
 
 def _operate(image: Tensor, number: int, magnitude: Tensor) -> Tensor:

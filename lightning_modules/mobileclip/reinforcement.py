@@ -19,9 +19,8 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.method import Method
 from ..evaluation.protocol import Batch, Stage
-from .captioner import Captioner
+from .captioner import Captioner, SeveralCaptioners
 from .ensemble import Teacher, TeacherEnsemble, View
-from .several_captioners import SeveralCaptioners
 
 NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
 

@@ -54,8 +54,8 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         models: published models that embed each batch online, in place of stored embeddings, each with its scale:
             pairs need no reinforcement then. They take the student's images, resized and normalized, and CLIP's token
             ids. The checkpoint holds their fingerprint instead of their weights.
-        mask_same_text: whether other pairs of the same real caption, like those of the same image, are no negatives in
-            a training without teachers.
+        mask_same_text: whether other pairs of the same real caption, like those of the same image, are left out of the
+            negatives in a training without teachers.
     """
 
     distillation_weight: Annotated[float, SHARE] = 1.0

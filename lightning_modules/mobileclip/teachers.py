@@ -1,111 +1,259 @@
-"""The teachers of reinforced data: their stored embeddings, and the similarities that the student learns from."""
+"""The teachers, and the targets that a student learns from: stored by a reinforcement, or computed in the step.
+
+Shapes: b pairs of this rank, L tokens, D embedding dimension of all teachers together.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from open_clip import SimpleTokenizer
+from torch import Tensor, nn
 
 from ...callbacks import gather
+from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
-from ..losses.contrast import Side
-from .pairs import TEACHER_TEXTS
+from ...common.preprocessing import Normalization
+from ..core.frozen import Frozen
+from ..core.memory import in_slices
+from ..core.precision import unit
+from ..losses.contrast import PairFeatures
+from ..networks.own_teacher import TeacherImages
+from ..networks.published_clip import PublishedCLIP
+from .ensemble import Teacher, published, width_of
 from .settings import TeacherSettings
 
-_DATACOMP_DIMS, _DATACOMP_SCALE = [768, 768], 100.0
 TEACHER_IMAGE = "teacher_image"
 """The teachers' image embeddings in a batch."""
+TEACHER_TEXTS = {"real": "teacher_text", "synthetic": "teacher_synthetic"}
+"""The teachers' text embeddings in a batch, by kind of caption."""
+_DATACOMP_DIMS = [768, 768]
+_DATACOMP_SCALE = 100.0
+_TEXT = "A photo of two dogs."
+
+Targets = dict[str, list[PairFeatures]]
+"""Features of the pairs of each kind of caption by each teacher, without gradient."""
 
 
-class Teachers(NamedTuple):
-    """Embedding dimension and scale of each teacher; embeddings of all teachers are stored concatenated."""
+class StoredTeachers:
+    """Teachers whose embeddings, one teacher after another, are in the batches.
 
-    dims: Sequence[int]
-    scales: Sequence[float]
+    Their dimensions and scales are those of the settings, else of the data, else of DataCompDR.
 
-    @classmethod
-    def of(cls, given: TeacherSettings, stored: Mapping[str, Any] | None = None) -> "Teachers":
-        """Return the teachers of the settings, else of the data, else of DataCompDR.
+    Args:
+        given: the settings.
+
+    Raises:
+        UserError: If the numbers of dimensions and scales differ.
+    """
+
+    networks: Sequence[nn.Module] = ()
+
+    def __init__(self, given: TeacherSettings) -> None:
+        self.given = given
+        self.dims: Sequence[int] = _DATACOMP_DIMS if given.dims is None else given.dims
+        self.scales: Sequence[float] = [_DATACOMP_SCALE] * len(self.dims) if given.scales is None else given.scales
+        if len(self.dims) != len(self.scales):
+            raise UserError(
+                f"Expected one dimension and one scale for each teacher, got {len(self.dims)} teacher.dims and "
+                f"{len(self.scales)} teacher.scales: correct one of them."
+            )
+
+    def load(self, max_tokens: int, images: Normalization, datamodule: Any) -> None:
+        """Adopt the teachers of the data.
 
         Args:
-            given: the settings.
-            stored: `dims`, `scales` and `source` of the data's manifest, if it has one.
+            max_tokens: not used.
+            images: not used.
+            datamodule: the datamodule of the run, which may know its `teachers` (`dims`, `scales` and `source`) and its
+                `teacher_width`; or None.
 
         Raises:
-            UserError: If settings and manifest differ, or the numbers of dimensions and scales.
+            UserError: If the settings or the width of the embeddings differ from those of the data.
         """
+        stored: Mapping[str, Any] | None = getattr(datamodule, "teachers", None)
         if stored is not None:
-            for name, value in (("dims", given.dims), ("scales", given.scales)):
-                if value is not None and not _close(value, stored[name]):
+            for name, value in (("dims", self.given.dims), ("scales", self.given.scales)):
+                if value is not None and not _are_close(value, stored[name]):
                     raise UserError(
                         f"Expected a teacher.{name} of {stored[name]}, with which the data was reinforced by "
                         f"{stored['source']}, got {value}: leave model.teacher.{name} out, or set it to null."
                     )
-            return cls(stored["dims"], stored["scales"])
-        dims = _DATACOMP_DIMS if given.dims is None else given.dims
-        scales = [_DATACOMP_SCALE] * len(dims) if given.scales is None else given.scales
-        if len(dims) != len(scales):
-            raise UserError(
-                f"Expected one dimension and one scale for each teacher, got {len(dims)} teacher.dims and "
-                f"{len(scales)} teacher.scales: correct one of them."
-            )
-        return cls(dims, scales)
+            self.dims = stored["dims"]
+            self.scales = stored["scales"]
+        width = getattr(datamodule, "teacher_width", None)
+        if width is not None:
+            self._check_width(width)
 
-    @classmethod
-    def of_data(cls, given: TeacherSettings, datamodule: Any) -> "Teachers":
-        """Return the teachers of a run's data, after a check of the width of its embeddings.
+    def targets(self, batch: Mapping[str, Tensor], captions: Mapping[str, Tensor]) -> Targets:
+        """Return each teacher's features of the pairs, gathered in the data's precision.
 
         Args:
-            given: the settings.
-            datamodule: the datamodule of the run, which may know its `teachers` and its `teacher_width`; or None.
-
-        Raises:
-            UserError: If the data has other teachers.
-        """
-        teachers = cls.of(given, getattr(datamodule, "teachers", None))
-        if (width := getattr(datamodule, "teacher_width", None)) is not None:
-            teachers.check_width(width)
-        return teachers
-
-    @torch.no_grad()
-    def sides(self, batch: Mapping[str, Tensor], kinds: Sequence[str]) -> dict[str, list[Side]]:
-        """Return each teacher's embeddings of the pairs of each kind of caption, gathered in the data's precision.
+            batch: the training batch with the stored embeddings [b, D].
+            captions: token ids [b, L] by kind.
 
         Raises:
             UserError: If the batch has no embeddings, or these are not as wide as all teachers together.
         """
-        names = [TEACHER_IMAGE, *(TEACHER_TEXTS[kind] for kind in kinds)]
+        names = [TEACHER_IMAGE, *(TEACHER_TEXTS[kind] for kind in captions)]
         missing = [name for name in names if name not in batch]
         if missing:
             raise UserError(
                 f"Expected {', '.join(missing)} in the training batch, got only {', '.join(batch)}: train on "
                 "reinforced data, name model.teacher.models, or set model.teacher.distillation_weight to 0."
             )
-        self.check_width(batch[TEACHER_IMAGE].shape[1])
-        own = [batch[name] for name in names]
-        everyone = gather(torch.cat(own, 1)).chunk(len(own), 1)
-        image, *texts = (tensor.split(list(self.dims), 1) for tensor in own)
-        all_image, *all_texts = (tensor.split(list(self.dims), 1) for tensor in everyone)
-        return {
-            kind: [Side(*parts) for parts in zip(image, text, all_image, all_text, self.scales, strict=True)]
-            for kind, text, all_text in zip(kinds, texts, all_texts, strict=True)
-        }
+        self._check_width(batch[TEACHER_IMAGE].shape[1])
+        texts = {kind: batch[TEACHER_TEXTS[kind]] for kind in captions}
+        return _gathered(batch[TEACHER_IMAGE], texts, self.dims, self.scales)
 
-    def check_width(self, found: int) -> None:
-        """Check that stored embeddings are as wide as all teachers together.
-
-        Raises:
-            UserError: If not.
-        """
-        if found != sum(self.dims):
+    def _check_width(self, width: int) -> None:
+        if width != sum(self.dims):
             raise UserError(
                 f"Expected teacher embeddings of width {sum(self.dims)}, the sum of teacher.dims {list(self.dims)}, "
-                f"got {found} in the data: set model.teacher.dims to the teachers that the data was reinforced with."
+                f"got {width} in the data: set model.teacher.dims to the teachers that the data was reinforced with."
             )
 
 
-def _close(given: Sequence[float], stored: Sequence[float]) -> bool:
+class OnlineTeachers(Frozen[nn.ModuleList]):
+    """An ensemble of published models that embeds batches of pairs, as a reinforcement does in advance.
+
+    Args:
+        teachers: the teachers in the order of their embeddings.
+        micro_batch_size: number of pairs that go through the towers at a time; None means all.
+    """
+
+    def __init__(self, teachers: Sequence[Teacher], micro_batch_size: int | None) -> None:
+        super().__init__(nn.ModuleList(), "teacher", "model.teacher.models")
+        self.given = list(teachers)
+        self.micro_batch_size = micro_batch_size
+        self.dims: list[int] = []
+        self.scales: list[float] = []
+        self._images: list[TeacherImages] = []
+        self._text_lengths: list[int] = []
+
+    @property
+    def networks(self) -> Sequence[nn.Module]:
+        """The networks, to be sharded."""
+        return list(self.network)
+
+    def load(self, max_tokens: int, images: Normalization, datamodule: Any) -> None:
+        """Load the teachers on the first call.
+
+        Args:
+            max_tokens: number of tokens of the student's texts.
+            images: normalization of the student's images.
+            datamodule: the datamodule of the run, or None.
+
+        Raises:
+            UserError: If weights cannot be loaded, the data has another tokenizer than CLIP's, or a teacher takes other
+                token ids or fewer tokens.
+        """
+        if self.loaded:
+            return
+        special = getattr(datamodule, "special_token_ids", None)
+        if special is not None and special["cls"] != SimpleTokenizer().sot_token_id:
+            raise UserError(
+                "Expected CLIP's token ids, which the teachers take, got those of another tokenizer: set "
+                f"data.tokenizer clip, data.vocab_size {CLIP_VOCABULARY} and data.max_tokens {max_tokens}."
+            )
+        models = [published(teacher, "model.teacher.models") for teacher in self.given]
+        self._text_lengths = [_text_length(model, max_tokens) for model in models]
+        for teacher, model in zip(self.given, models, strict=True):
+            expected = model.preprocessing.normalization
+            size, interpolation = model.preprocessing.image_size, model.preprocessing.interpolation
+            self._images.append(TeacherImages(size, images, expected, interpolation))
+            self.scales.append(float(model.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
+            model.network.logit_scale = nn.Parameter(model.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]
+            model.network.logit_bias = None
+        self.network.extend(model.network for model in models)
+        self.network.requires_grad_(False).eval()
+        self.dims = [width_of(model) for model in models]
+        self.record(", ".join(model.model for model in models), ", ".join(model.weights for model in models))
+
+    def targets(self, batch: Mapping[str, Tensor], captions: Mapping[str, Tensor]) -> Targets:
+        """Return each teacher's features of the pairs, gathered.
+
+        Args:
+            batch: the training batch, with the images [b, 3, S, S] of the student.
+            captions: token ids [b, L] by kind.
+        """
+        image, texts = self.embed(batch["image"], captions)
+        return _gathered(image, texts, self.dims, self.scales)
+
+    @torch.no_grad()
+    def embed(self, image: Tensor, captions: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the embeddings [b, D] of images and of captions by kind, each teacher's of unit length."""
+
+        def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
+            by_teacher = [self._encode(number, image, texts) for number in range(len(self.network))]
+            return tuple(torch.cat(embeddings, 1) for embeddings in zip(*by_teacher, strict=True))
+
+        embedding, *texts = in_slices(encode, self.micro_batch_size, image, *captions.values())
+        return embedding, dict(zip(captions, texts, strict=True))
+
+    def _encode(self, number: int, image: Tensor, texts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        network: Any = self.network[number]
+        padding = self._text_lengths[number] - texts[0].shape[1]
+        features = network.encode_text(F.pad(torch.cat(list(texts)), (0, padding))).chunk(
+            len(texts)
+        )  # CLIP pads with 0
+        return tuple(unit(feature) for feature in (network.encode_image(self._images[number](image)), *features))
+
+
+def teachers_of(given: TeacherSettings, micro_batch_size: int | None) -> StoredTeachers | OnlineTeachers:
+    """Return the teachers of the settings, which are not loaded yet.
+
+    Args:
+        given: the settings.
+        micro_batch_size: number of pairs that online teachers embed at a time; None means all.
+    """
+    models = given.online()
+    return OnlineTeachers(models, micro_batch_size) if models else StoredTeachers(given)
+
+
+@torch.no_grad()
+def _gathered(image: Tensor, texts: Mapping[str, Tensor], dims: Sequence[int], scales: Sequence[float]) -> Targets:
+    """Return each teacher's features of the pairs of this rank and of all ranks, by kind of caption.
+
+    Args:
+        image: embeddings of the images [b, D].
+        texts: embeddings of the captions [b, D] by kind.
+        dims: embedding dimension of each teacher.
+        scales: factor of each teacher's cosines.
+    """
+    embeddings = [image, *texts.values()]
+    all_embeddings = gather(torch.cat(embeddings, 1)).chunk(len(embeddings), 1)
+    image_by_teacher, *texts_by_teacher = (embedding.split(list(dims), 1) for embedding in embeddings)
+    all_image_by_teacher, *all_texts_by_teacher = (embedding.split(list(dims), 1) for embedding in all_embeddings)
+    return {
+        kind: [
+            PairFeatures(*features)
+            for features in zip(image_by_teacher, text, all_image_by_teacher, all_text, scales, strict=True)
+        ]
+        for kind, text, all_text in zip(texts, texts_by_teacher, all_texts_by_teacher, strict=True)
+    }
+
+
+def _are_close(given: Sequence[float], stored: Sequence[float]) -> bool:
     """Return whether typed numbers equal stored ones to one percent."""
-    return len(given) == len(stored) and all(map(partial(math.isclose, rel_tol=0.01), given, stored))
+    return len(given) == len(stored) and all(
+        math.isclose(value, other, rel_tol=0.01) for value, other in zip(given, stored, strict=True)
+    )
+
+
+def _text_length(published: PublishedCLIP, max_tokens: int) -> int:
+    """Return the number of tokens of a teacher's texts.
+
+    Raises:
+        UserError: If it is below the student's, or the token ids are not CLIP's.
+    """
+    ids = published.tokenizer([_TEXT])
+    length = int(ids.shape[1])
+    if length < max_tokens or not torch.equal(ids, SimpleTokenizer(context_length=length)([_TEXT])):
+        raise UserError(
+            f"Expected teachers that take CLIP's token ids and texts of {max_tokens} tokens, got {published.model} of "
+            f"{published.weights!r}: reinforce the data with it instead, or choose another teacher."
+        )
+    return length

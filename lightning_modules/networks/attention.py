@@ -8,6 +8,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from ..core.counting import attends_as_gpu
+
 # On a CPU the backward pass of the fused kernel costs 2 to 9 times that of two matrix products in 16 bits, and 1 to 1.3
 # times in float32 (measured at 16 to 197 keys, `benchmarks/attention.py`). For longer sequences the matrices that it
 # avoids get large, and in float32 the fused kernel is not slower.
@@ -74,8 +76,8 @@ class SelfAttention(nn.MultiheadAttention):
             visible = visible.unflatten(0, (-1, self.num_heads))
         qkv = F.linear(query, self.in_proj_weight, self.in_proj_bias)
         query, key, value = qkv.unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)  # [B, heads, L, D]
-        found = attend(query, key, value, visible)
-        return self.out_proj(found.transpose(1, 2).flatten(2)), None
+        attended = attend(query, key, value, visible)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
 def set_clip_attention(network: nn.Module) -> None:
@@ -89,7 +91,7 @@ def set_clip_attention(network: nn.Module) -> None:
 
 
 def _fused(device: torch.device, dtype: torch.dtype, keys: int) -> bool:
-    return device.type != "cpu" or not torch.is_grad_enabled() or keys > _LONGEST_EXPLICIT[dtype.itemsize]
+    return attends_as_gpu(device) or not torch.is_grad_enabled() or keys > _LONGEST_EXPLICIT[dtype.itemsize]
 
 
 def _bert_attention(

@@ -108,7 +108,7 @@ def bert_config(
 
 
 def init_bert(module: nn.Module, std: float) -> None:
-    """Initialise as BERT does: N(0, std^2) for matrices and embeddings, zero biases, identity LayerNorms."""
+    """Initialize as BERT does: N(0, std^2) for matrices and embeddings, zero biases, identity LayerNorms."""
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=std)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -1,4 +1,7 @@
-"""Read trained classifiers from files: public checkpoints of the CRD benchmark, and those of this package."""
+"""Weights of trained classifiers: public checkpoints of the CRD benchmark, and those of this package.
+
+`load_frozen` loads a classifier that stays frozen: a teacher, or the backbone of a linear probe.
+"""
 
 import functools
 import pickle
@@ -15,12 +18,64 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ..core.frozen import Frozen, reads_weights
 from .cifar import CIFAR_NETWORKS, Classifier
-from .classifiers import public_network
+from .classifiers import build_classifier, public_network
 
-_STUDENT, _WRAPPED = "student.", "module."
+_STUDENT = "student."  # prefix of checkpoints of this package
+_WRAPPED = "module."  # prefix of DataParallel
 _LIBRARY = "network."  # prefix of the names of a library's model in checkpoints of this package
 _COUNTER = "num_batches_tracked"  # of BatchNorm, since PyTorch 0.4.1
+_PLAIN = "--config configs/cocord/base.yaml --config configs/cocord/vanilla.yaml"
+TRAINING = {
+    "cocord_quickstart_teacher": "--config configs/cocord/quickstart_teacher.yaml",
+    "shre_quickstart_teacher": "--config configs/shre/quickstart_teacher.yaml",
+} | {
+    f"cocord_teacher_{name}": f"{_PLAIN} --config configs/cocord/teacher_{name}.yaml"
+    for name in ("resnet110", "resnet32x4", "resnet50", "resnet56", "vgg13", "wrn_40_2")
+}
+"""Arguments of `vlightning fit` that train a teacher with a shipped config, by the name of the run."""
+
+
+def load_frozen(frozen: Frozen[Classifier], name: str, source: str | None, classes: int) -> None:
+    """Load the weights of a frozen network unless they are loaded, and record their origin.
+
+    Args:
+        frozen: network to fill.
+        name: name of the network.
+        source: a file; the folder of a run, whose newest last checkpoint is used; or the name of the library's weights.
+        classes: number of classes of the network.
+
+    Raises:
+        UserError: If there is no source or no such file (the message names the command that trains the network), the
+            weights belong to another network or another number of classes, or are non-finite, or a restored checkpoint
+            was trained with other weights.
+    """
+    if frozen.loaded:
+        return
+    if not reads_weights():
+        frozen.record(name, str(source))
+        return
+    role = frozen.role
+    if source is None:
+        raise UserError(f"Expected weights of the {role} {name}, got none: set {frozen.argument}, or {_advice(name)}")
+    network = public_network(frozen.network)
+    if not _is_file_name(source):
+        trained = build_classifier(name, classes, pretrained=source)
+        network.load_state_dict(public_network(trained).state_dict())
+        frozen.record(name, source)
+        return
+    path = Path(source).expanduser()
+    if path.is_dir():
+        path = max(path.rglob("last.ckpt"), key=lambda file: file.stat().st_mtime, default=path)
+    if not path.is_file():
+        raise UserError(f"Expected a trained {role} in {source!r}, got no file: {_advice(name, source)}")
+    load_classifier_file(frozen.network, path, f"the {role} file")
+    if not all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values()):
+        raise UserError(
+            f"Expected finite weights in the {role} file {str(path)!r}, got non-finite ones: train it again."
+        )
+    frozen.record(name, str(path))
 
 
 def read_classifier(path: str | Path) -> dict[str, Tensor]:
@@ -65,8 +120,8 @@ def public_state(classifier: Classifier, state: Mapping[str, Tensor]) -> dict[st
         classifier: the classifier that the state belongs to.
         state: state dict with the public names, or with those of a checkpoint of this package.
     """
-    own = public_network(classifier).state_dict()
-    return _below(_LIBRARY, state) if all(_LIBRARY + name in state for name in own) else dict(state)
+    public_names = public_network(classifier).state_dict()
+    return _below(_LIBRARY, state) if all(_LIBRARY + name in state for name in public_names) else dict(state)
 
 
 def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
@@ -82,30 +137,34 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
     Raises:
         UserError: If the state belongs to another network, or was trained for another number of classes.
     """
-    own = network.state_dict()
-    state = {name: value for name, value in own.items() if name.endswith(_COUNTER)} | dict(state)
-    missing = [name for name in own if name not in state]
-    unknown = [name for name in state if name not in own]
-    misshapen = [name for name in own if name in state and own[name].shape != state[name].shape]
-    if not (missing or unknown or misshapen):
+    expected_state = network.state_dict()
+    state = {name: value for name, value in expected_state.items() if name.endswith(_COUNTER)} | dict(state)
+    missing = [name for name in expected_state if name not in state]
+    unexpected = [name for name in state if name not in expected_state]
+    misshapen = [name for name in expected_state if name in state and expected_state[name].shape != state[name].shape]
+    if not (missing or unexpected or misshapen):
         network.load_state_dict(state)
         return
 
-    head, head_of_state = _head(own), _head(state)
-    if not (missing or unknown) and head and head == head_of_state and set(misshapen) == _of_layer(head, own):
+    head = _head(expected_state)
+    head_of_state = _head(state)
+    same_names = not (missing or unexpected) and head == head_of_state
+    if same_names and head and set(misshapen) == _of_layer(head, expected_state):
+        classes = len(expected_state[head])
         raise UserError(
-            f"Expected weights for {len(own[head])} classes in {source}, got weights for {len(state[head])}: use "
+            f"Expected weights for {classes} classes in {source}, got weights for {len(state[head])}: use "
             "weights trained on this dataset, or set the number of classes to that of the weights."
         )
     differences = "; ".join(
         f"{len(names)} {what} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"
-        for what, names in (("missing", missing), ("unexpected", unknown), ("misshapen", misshapen))
+        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     )
-    found, expected = _cifar_name(state), _cifar_name(own) or type(network).__name__
+    expected = _cifar_name(expected_state) or type(network).__name__
+    trained = _cifar_name(state)
     raise UserError(
-        f"Expected weights of {expected} in {source}, got those of {found or 'another network'} ({differences}): "
-        + (f"build {found}." if found else "build the network that they were saved from.")
+        f"Expected weights of {expected} in {source}, got those of {trained or 'another network'} ({differences}): "
+        + (f"build {trained}." if trained else "build the network that they were saved from.")
     )
 
 
@@ -122,6 +181,17 @@ def load_classifier_file(classifier: Classifier, path: str | Path, what: str) ->
     """
     state = public_state(classifier, read_classifier(path))
     load_classifier(public_network(classifier), state, f"{what} {str(path)!r}")
+
+
+def _is_file_name(source: str) -> bool:
+    return "/" in source or Path(source).suffix != "" or Path(source).exists()
+
+
+def _advice(name: str, source: str = "") -> str:
+    """Return the command that trains a network: for the run `source`, or for any run of the network."""
+    runs = [*Path(source).parts, f"cocord_teacher_{name.lower()}"]
+    arguments = next((TRAINING[run] for run in runs if run in TRAINING), f"{_PLAIN} --model.student {name}")
+    return f"train it first with `vlightning fit {arguments}`."
 
 
 def _read_safetensors(path: Path) -> dict[str, Any]:
@@ -156,8 +226,8 @@ def _numpy_scalars() -> list[Any]:
     """Return the globals that unpickling numpy scalars needs; mdistiller stores accuracies as such."""
     scalar: Any = np.float64(0).__reduce__()[0]
     names = ("numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar")  # numpy 2 and numpy 1
-    kinds = [type(np.dtype(kind)) for kind in ("float32", "float64", "int64")]
-    return [np.dtype, *kinds, *((scalar, name) for name in names)]
+    dtypes = [type(np.dtype(dtype)) for dtype in ("float32", "float64", "int64")]
+    return [np.dtype, *dtypes, *((scalar, name) for name in names)]
 
 
 def _below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -170,8 +240,8 @@ def _head(state: Mapping[str, Tensor]) -> str | None:
     return matrices[0] if len(matrices) == 1 else None
 
 
-def _of_layer(weight: str, own: Mapping[str, Tensor]) -> set[str]:
-    return {weight, f"{weight.removesuffix('weight')}bias"} & own.keys()
+def _of_layer(weight: str, state: Mapping[str, Tensor]) -> set[str]:
+    return {weight, f"{weight.removesuffix('weight')}bias"} & state.keys()
 
 
 def _cifar_name(state: Mapping[str, Tensor]) -> str | None:

@@ -33,7 +33,7 @@ class LibraryClassifier(Classifier):
 
     Args:
         network: model of the library, whose last layer computes the logits.
-        classes: number of its classes, by which the last layer is recognised.
+        classes: number of its classes, by which the last layer is recognized.
 
     Raises:
         UserError: If the model does not have exactly one such layer, for example because it has two heads.
@@ -47,10 +47,10 @@ class LibraryClassifier(Classifier):
             if _is_head(name) and _has_outputs(module, classes, network)
         ]
         if len(last) != 1:
-            found = f"{len(last)}" + (f" ({', '.join(last)})" if last else "")
+            listed = f" ({', '.join(last)})" if last else ""
             raise UserError(
-                f"Expected one last layer with {classes} outputs in {type(network).__name__}, got {found}: use another "
-                "network."
+                f"Expected one last layer with {classes} outputs in {type(network).__name__}, got "
+                f"{len(last)}{listed}: use another network."
             )
         self.network = network
         self.image_size = _only_size(network)
@@ -152,9 +152,9 @@ def build_classifier(name: str, classes: int, pretrained: str | None = None) -> 
             _check_classes(timm.models.get_pretrained_cfg(tagged).num_classes, classes, pretrained, name)
         made = timm.create_model(tagged, pretrained=pretrained is not None, num_classes=classes)
         return LibraryClassifier(made, classes)
-    known = [*CIFAR_NETWORKS, *torchvision.models.list_models(module=torchvision.models), *timm.list_models()]
+    names = [*CIFAR_NETWORKS, *torchvision.models.list_models(module=torchvision.models), *timm.list_models()]
     raise UserError(
-        f"Expected a CIFAR network or a model of torchvision or timm, got {name!r}: {did_you_mean(model, known)}"
+        f"Expected a CIFAR network or a model of torchvision or timm, got {name!r}: {did_you_mean(model, names)}"
     )
 
 
@@ -171,11 +171,11 @@ def _torchvision(model: str, classes: int, pretrained: str | None) -> nn.Module:
     return torchvision.models.get_model(model, weights=weights[pretrained], **one_head)
 
 
-def _check_classes(found: int, classes: int, pretrained: str, model: str) -> None:
+def _check_classes(labels: int, classes: int, pretrained: str, model: str) -> None:
     # timm would silently replace the trained last layer by a random one.
-    if found != classes:
+    if labels != classes:
         raise UserError(
-            f"Expected weights of {model} for {classes} classes, got {pretrained} for {found}: set num_classes."
+            f"Expected weights of {model} for {classes} classes, got {pretrained} for {labels}: set num_classes."
         )
 
 

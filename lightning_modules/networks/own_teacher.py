@@ -1,4 +1,4 @@
-"""Teachers of the user's own: any nn.Module that states the normalisation of its images.
+"""Teachers of the user's own: any `nn.Module` that states the normalization of its images.
 
 It has the attributes `mean` and `std`, three numbers each on the 0-1 scale, and `image_size` where it takes one size.
 """
@@ -7,13 +7,51 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
-from ..core.clip_preprocessing import Three
+from ...common.preprocessing import Interpolation, Normalization, Three
 from ..core.frozen import Frozen, reads_weights
-from ..core.teacher_images import Normalisation, TeacherImages
+
+
+class TeacherImages:
+    """Convert images of the data to those that the teacher was trained with.
+
+    Args:
+        size: image size that the teacher requires, in pixels; None where it takes any.
+        data: normalization of the data's images; None if the teacher accepts them unchanged.
+        teacher: normalization of the teacher's images; None if the teacher accepts them unchanged.
+        interpolation: interpolation of the resize.
+    """
+
+    def __init__(
+        self,
+        size: int | None,
+        data: Normalization | None,
+        teacher: Normalization | None,
+        interpolation: Interpolation = "bilinear",
+    ) -> None:
+        self.size = size
+        self.interpolation = interpolation
+        self.numbers = None if data is None or teacher is None or data == teacher else (*data, *teacher)
+        # One copy per type and device: copying in each step would wait for the device.
+        self._tensors: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Convert images [B, 3, S, S]."""
+        if self.numbers is not None:
+            key = image.dtype, image.device
+            if key not in self._tensors:
+                self._tensors[key] = [
+                    torch.tensor(values, dtype=image.dtype)[:, None, None].to(image.device) for values in self.numbers
+                ]
+            data_mean, data_std, mean, std = self._tensors[key]
+            image = (image * data_std + data_mean - mean) / std
+        if self.size is not None and self.size != image.shape[-1]:
+            image = F.interpolate(image, (self.size, self.size), mode=self.interpolation, antialias=True)
+        return image
 
 
 def class_path(network: nn.Module) -> str:
@@ -45,21 +83,21 @@ def given(network: Any, option: str, width: int = 1) -> nn.Module | None:
     return network if isinstance(network, nn.Module) else None
 
 
-def stated_normalisation(network: nn.Module) -> Normalisation:
-    """Return the normalisation that a network states.
+def stated_normalization(network: nn.Module) -> Normalization:
+    """Return the normalization that a network states.
 
     Raises:
         UserError: If the attributes `mean` and `std` are not three numbers each.
     """
-    found = {name: getattr(network, name, None) for name in ("mean", "std")}
-    numbers = {name: _three(value) for name, value in found.items()}
+    stated = {name: getattr(network, name, None) for name in ("mean", "std")}
+    numbers = {name: _three(value) for name, value in stated.items()}
     if numbers["mean"] is None or numbers["std"] is None or min(numbers["std"]) <= 0:
-        got = " and ".join(f"{name} {value}" for name, value in found.items())
+        got = " and ".join(f"{name} {value}" for name, value in stated.items())
         raise UserError(
             f"Expected the attributes mean and std of {class_path(network)}, three numbers each, std above 0, got "
             f"{got}: set them in its constructor; (0, 0, 0) and (1, 1, 1) are images on the 0-1 scale."
         )
-    return Normalisation(numbers["mean"], numbers["std"])
+    return Normalization(numbers["mean"], numbers["std"])
 
 
 def stated_size(network: nn.Module) -> int | None:
@@ -76,17 +114,17 @@ def teacher_images(network: nn.Module, data: Any) -> TeacherImages:
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
-        UserError: If one of both does not state its normalisation.
+        UserError: If one of both does not state its normalization.
     """
-    known = getattr(data, "preprocessing", None) or {}
-    if "mean" not in known or "std" not in known:
+    record = getattr(data, "preprocessing", None) or {}
+    if "mean" not in record or "std" not in record:
         raise UserError(
-            "Expected the normalisation of the images, which the teacher needs, got none from "
+            "Expected the normalization of the images, which the teacher needs, got none from "
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: use a datamodule whose "
             "property `preprocessing` has a mean and a std."
         )
-    of_data = Normalisation(tuple(known["mean"]), tuple(known["std"]))
-    return TeacherImages(stated_size(network), of_data, stated_normalisation(network))
+    data_normalization = Normalization(tuple(record["mean"]), tuple(record["std"]))
+    return TeacherImages(stated_size(network), data_normalization, stated_normalization(network))
 
 
 @torch.no_grad()
@@ -105,7 +143,8 @@ def checked_output(
     Raises:
         UserError: If the network fails on the example, or its output has another shape.
     """
-    shape, name = list(example.shape), class_path(network)
+    shape = list(example.shape)
+    name = class_path(network)
     weight = next(network.parameters(), None)
     example = example if weight is None else example.to(weight.device)  # "meta" in a plan
     expected = f"Expected an output of shape [1, {width or 'E'}] of {name} for an input of shape {shape}"

@@ -1,29 +1,63 @@
-"""Published image-text models: open_clip's by tag, folder or file, MobileCLIP's files, and own trainings."""
+"""Published image-text models: open_clip's by tag, folder or file, MobileCLIP's by file, and trainings here."""
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import open_clip
 import torch
 from lightning.pytorch.utilities.seed import isolate_rng
+from open_clip import CustomTextCLIP
 from open_clip.pretrained import get_pretrained_cfg
-from torch import nn
+from torch import Tensor, nn
 
-from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.names import did_you_mean
-from ..core.clip_preprocessing import Preprocessing
-from ..core.file_readers import Loaded, PublishedCLIP
+from ...common.preprocessing import Preprocessing
 from ..core.frozen import Frozen, reads_weights
 from .attention import set_clip_attention
-from .clip.trained import read_published
-from .open_clip_folder import CONFIG_NAME
+from .clip.files import CONFIG_NAME, folder_of, is_tag
+from .clip.models import build_model, preset_of
+from .clip.preprocessing import preprocessing_of, preprocessing_of_training
+from .clip.shapes import resolved
+from .clip.weights import load_pretrained, network_of_training
 
 RANDOM = "random"
 """Tag of untrained weights, to try a command without a download."""
+
+Tokenizer = Callable[[list[str]], Tensor]
+
+
+class PublishedCLIP(NamedTuple):
+    """A trained model: frozen, in eval mode, in float32.
+
+    Attributes:
+        network: the model.
+        preprocessing: its image preprocessing.
+        tokenizer: texts to token ids, long [T, L].
+        model: its name.
+        weights: the source of its weights.
+        sha256: fingerprint of the weights.
+    """
+
+    network: Any  # CLIP, CustomTextCLIP or CoCa, which have no common type
+    preprocessing: Preprocessing
+    tokenizer: Tokenizer
+    model: str
+    weights: str
+    sha256: str
+
+
+class Loaded(NamedTuple):
+    """A network with its preprocessing and its tokenizer."""
+
+    network: nn.Module
+    preprocessing: Preprocessing
+    tokenizer: Tokenizer
 
 
 def load_published(model: str | None, weights: str) -> PublishedCLIP:
@@ -33,24 +67,24 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     the name of the model, and only warns if both differ.
 
     Args:
-        model: a name of open_clip or of MobileCLIP; ignored where `weights` is a folder.
+        model: a name of open_clip's or MobileCLIP's; ignored where `weights` is a folder.
         weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
-            folder with `open_clip_config.json` and the weights; or a file of open_clip or of MobileCLIP's vendor, or a
+            folder with `open_clip_config.json` and the weights; or a file of open_clip's, of the vendor's, or a
             checkpoint of a training here.
 
     Raises:
         UserError: If there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
-    path = Path(weights).expanduser()
-    if not reads_weights():
-        loaded = _without_weights(model, path)
-    elif path.is_dir() and not (path / METADATA).is_file():  # else a sharded checkpoint
-        loaded = _from_folder(path)
-        model = path.resolve().name
+    folder = folder_of(weights) if reads_weights() else None
+    if folder is not None:
+        loaded = _from_folder(folder)
+        model = folder.resolve().name
     elif model is None:
-        raise UserError(_unnamed(weights))
-    elif path.suffix or "/" in weights or path.exists():
-        loaded = _from_file(model, path)
+        raise UserError(f"Expected the name of the model of the weights {weights!r}, got none: add it, e.g. ViT-L-14.")
+    elif not reads_weights():
+        loaded = _without_weights(model)
+    elif not is_tag(weights):
+        loaded = _from_file(model, Path(weights).expanduser())
     elif weights == RANDOM:
         loaded = _untrained(model)
     else:
@@ -59,10 +93,6 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     set_clip_attention(network)
     fingerprint = Frozen(network).fingerprint()
     return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, str(model), weights, fingerprint)
-
-
-def _unnamed(weights: str) -> str:
-    return f"Expected the name of the model of the weights {weights!r}, got none: add it, e.g. ViT-L-14."
 
 
 def _untrained(model: str) -> Loaded:
@@ -79,11 +109,10 @@ def _untrained(model: str) -> Loaded:
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
 
-def _without_weights(model: str | None, path: Path) -> Loaded:
-    if model is None:
-        raise UserError(_unnamed(str(path)))
-    if (loaded := read_published(model, path)) is not None:
-        return loaded
+def _without_weights(model: str) -> Loaded:
+    if not _is_captioner(model):
+        pair = build_model(model, context_length=None)
+        return Loaded(pair, preprocessing_of(model), _tokenizer(model, pair))
     network = open_clip.create_model(model, device=torch.get_default_device())
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
@@ -124,8 +153,8 @@ def _refuse_remote_code(path: Path) -> None:
 def _from_file(model: str, path: Path) -> Loaded:
     if not path.exists():
         raise UserError(f"Expected the weights of {model}, found no file {str(path)!r}: correct the path.")
-    if (loaded := read_published(model, path)) is not None:
-        return loaded
+    if not _is_captioner(model):
+        return _pair_from_file(model, path)
     try:
         network = open_clip.create_model(model, pretrained=str(path))
     except Exception as error:
@@ -136,17 +165,44 @@ def _from_file(model: str, path: Path) -> Loaded:
     return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
 
 
+def _pair_from_file(name: str, path: Path) -> Loaded:
+    """Read a pair of towers: the vendor's, open_clip's, or the evaluated network of a training here."""
+    content = AtomicCheckpointIO().load_checkpoint(path) if path.is_dir() or path.suffix == ".ckpt" else {}
+    arguments = content.get("hyper_parameters", {})
+    if "model" not in arguments:
+        network, preprocessing = load_pretrained(name, path)
+        return Loaded(network, preprocessing, _tokenizer(name, network))
+    trained = resolved(arguments["model"])
+    if trained != resolved(name):
+        raise UserError(f"Expected a training of {name} in {str(path)!r}, got one of {trained}: correct it.")
+    network, _ = network_of_training(content, str(path))
+    preprocessing = Preprocessing.from_dict(preprocessing_of_training(content), repr(str(path)))
+    return Loaded(network, preprocessing, _tokenizer(name, network))
+
+
+def _is_captioner(name: str) -> bool:
+    """Return whether a model of open_clip's is a captioner, which open_clip loads by itself."""
+    return preset_of(name) is None and "multimodal_cfg" in (open_clip.get_model_config(name) or {})
+
+
+def _tokenizer(name: str, network: CustomTextCLIP) -> Tokenizer:
+    # MobileCLIP's models have open_clip's default tokenizer; open_clip does not know all of their names.
+    known_name = "" if preset_of(name) is not None else name
+    tokenizer: Tokenizer = open_clip.get_tokenizer(known_name, network.context_length)
+    return tokenizer
+
+
 def _from_tag(model: str, tag: str) -> Loaded:
     name = model.removesuffix("-quickgelu")  # the same model; open_clip lists all tags under this name
-    known = open_clip.list_pretrained_tags_by_model(name)
-    if not known:
+    tags = open_clip.list_pretrained_tags_by_model(name)
+    if not tags:
         raise UserError(
             f"Expected a model with weights of open_clip, got {model!r}: give a file or a folder, or a name that "
             "`open_clip.list_pretrained()` lists."
         )
     listed: dict[str, Any] = get_pretrained_cfg(name, tag)
     if not listed:
-        raise UserError(f"Expected one of open_clip's tags of {model}, got {tag!r}: choose one of {', '.join(known)}.")
+        raise UserError(f"Expected one of open_clip's tags of {model}, got {tag!r}: choose one of {', '.join(tags)}.")
     quick = bool(listed.get("quick_gelu", False))
     try:
         with warnings.catch_warnings():
@@ -162,10 +218,7 @@ def _from_tag(model: str, tag: str) -> Loaded:
 
 def _preprocessing(network: nn.Module) -> Preprocessing:
     """Return the preprocessing that open_clip has stored on a model it made."""
-    noted: Any = open_clip.get_model_preprocess_cfg(network)
-    side = noted["size"]
-    size = side if isinstance(side, int) else side[0]
-    return Preprocessing(size, noted["mean"], noted["std"], noted["interpolation"], noted["resize_mode"])
+    return Preprocessing.of_open_clip(open_clip.get_model_preprocess_cfg(network))
 
 
 def _shortened(error: Exception) -> str:

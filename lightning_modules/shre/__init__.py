@@ -1,6 +1,6 @@
 """SHRe: See, Hear, and Read with Transformers, from a supervised teacher."""
 
+from .image_classifier import SHReImageClassifierModule
 from .module import SHReModule
-from .probe import ImageProbeModule
 
-__all__ = ["ImageProbeModule", "SHReModule"]
+__all__ = ["SHReImageClassifierModule", "SHReModule"]

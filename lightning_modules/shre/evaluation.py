@@ -34,12 +34,12 @@ class SHReEvaluation(RetrievalEvaluation):
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
         """Return features as for retrieval, and class probabilities [B, C] of the images, or else of the texts."""
-        found = super().predict(module, batch)
+        prediction = super().predict(module, batch)
         writers = (ClassPredictionWriter, TextClassPredictionWriter)
         if any(isinstance(callback, writers) for callback in callbacks_of(module)):
             if "image" in batch:
                 logits = on_any_rows(module.classify_images, batch["image"])
             else:
                 logits = on_any_rows(module.classify_texts, batch["input_ids"], batch["attention_mask"])
-            found["probabilities"] = logits.softmax(-1)
-        return found
+            prediction["probabilities"] = logits.softmax(-1)
+        return prediction

@@ -29,25 +29,22 @@ from ..base.encoder_programs import export_encoders
 from ..base.example_batch import pair_batch
 from ..base.method import Method
 from ..base.vocabulary import TextTower
+from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_fitting, load_student
 from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import at_least_float32, unit
-from ..core.preprocessing import preprocessing_of_checkpoint
 from ..core.programs import LAYOUTS as PROGRAMS
-from ..core.settings import settings
-from ..core.teacher_images import TeacherImages
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
-from ..optim.adamw import adamw
+from ..networks.own_teacher import TeacherImages
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.layout import channels_last
-from ..optim.schedules import WarmupShareCosine
-from .checks import check_settings
+from ..optim.optimizers import adamw, channels_last
+from ..optim.schedules import WarmupCosine
 from .evaluation import SHReEvaluation
-from .losses import contrasts
-from .network import Results, SHReNetwork, encode_pairs
+from .losses import EmbeddingDistillation, PosteriorDistillation, contrasts_by_result
+from .network import Results, SHReNetwork, encode_pairs, load_encoders
 from .settings import (
     ContrastSettings,
     EvaluationSettings,
@@ -57,11 +54,13 @@ from .settings import (
     TeacherSettings,
     TextSettings,
     VisionSettings,
+    check_settings,
 )
 from .shared import Shared
-from .targets import PREFIX, make_target
-from .teacher import load_teacher, teacher_images
-from .weights import load_encoders
+from .teacher import load_teacher, teacher_conversion
+
+_DISTILLATION = "distillation."
+"""Prefix of the names of the queue in the state dict."""
 
 
 class SHReModule(Method):
@@ -92,6 +91,15 @@ class SHReModule(Method):
         UserError: For sizes that do not fit together, or a setting outside its range.
     """
 
+    teacher_settings: TeacherSettings
+    vision: VisionSettings
+    text: TextSettings
+    kl: KLSettings
+    contrast: ContrastSettings
+    evaluation_settings: EvaluationSettings
+    optim: OptimSettings
+    memory: MemorySettings
+
     def __init__(
         self,
         num_classes: Annotated[int, COUNT] = 1000,
@@ -110,68 +118,74 @@ class SHReModule(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.teacher_settings = teacher = settings(TeacherSettings, teacher)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.kl = kl = settings(KLSettings, kl)
-        self.contrast = contrast = settings(ContrastSettings, contrast)
-        self.evaluation_settings = evaluation = settings(EvaluationSettings, evaluation)
-        self.optim = optim = settings(OptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.save_settings()
-        self.num_classes, self.weights = num_classes, weights
-        self.student = SHReNetwork(num_classes, shared, vision, text)
+        self.take_arguments(locals(), teacher="teacher_settings", evaluation="evaluation_settings")
+        contrast = self.contrast
+        self.num_classes = num_classes
+        self.weights = weights
+        self.student = SHReNetwork(num_classes, shared, self.vision, self.text)
         widths = self.student.widths
-        check_settings(teacher, kl, contrast, evaluation, list(widths))
-        contrasted = (contrast.layers or self.student.shared_encoder.contrasted) if contrast.weight else ()
-        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if kl.weight else contrasted):
+        check_settings(self.teacher_settings, self.kl, self.contrast, self.evaluation_settings, list(widths))
+        contrasted = (self.contrast.layers or self.student.shared_encoder.contrasted) if self.contrast.weight else ()
+        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if self.kl.weight else contrasted):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
-        start = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
-        self.scales = nn.ParameterDict([(name, nn.Parameter(start.clone())) for name in contrasted])
+        log_scale = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
+        self.scales = nn.ParameterDict([(name, nn.Parameter(log_scale.clone())) for name in contrasted])
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
-        self.target = make_target(teacher, kl, num_classes, contrast.mask_same_image, memory.loss_rows)
+        self.distillation: PosteriorDistillation | EmbeddingDistillation = PosteriorDistillation(self.kl, num_classes)
+        if self.teacher_settings.target == "embedding":
+            self.distillation = EmbeddingDistillation(
+                self.teacher_settings, num_classes, contrast.mask_same_image, self.memory.loss_rows
+            )
         self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
-        self.evaluation = SHReEvaluation(evaluation, match_equal_texts, self.spaces)
+        self.evaluation = SHReEvaluation(self.evaluation_settings, match_equal_texts, self.spaces)
         self.start_vocabulary()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | dict[str, Any]:
         """Return the weighted sum of distillation and contrast (listing 2), with the keys for a queue."""
-        target = self._teacher_output(batch["image"]) if self.kl.weight else None
-        texts = batch["input_ids"], batch["attention_mask"]
-        image, text = encode_pairs(self.student, batch["image"], *texts, self.memory.micro_batch_size)
-        losses, keys = [], {}
-        if target is not None:  # kl_div of the image and of the caption
-            distilled = self.target(target, image["h3"], text["h3"], batch["image_id"])
+        teacher = self._teacher_output(batch["image"]) if self.kl.weight else None
+        images, texts = encode_pairs(
+            self.student, batch["image"], batch["input_ids"], batch["attention_mask"], self.memory.micro_batch_size
+        )
+
+        losses = []
+        queue_keys: dict[str, Any] = {}
+        if teacher is not None:  # kl_div(teacher, image) and kl_div(teacher, caption)
+            distilled = self.distillation(teacher, images["h3"], texts["h3"], batch["image_id"])
             losses.append(self.kl.weight * distilled.loss)
+            queue_keys = distilled.keys_of(self.distillation.queue)
             self.log_dict(distilled.logs)
-            keys = distilled.keys_of(self.target.queue)
-        if self.scales:  # mean of itc_loss over the results
-            losses.append(self.contrast.weight * self._contrast(image, text, batch))
+        if self.scales:  # mean of itc_loss(image, caption) over the shared encoder's results
+            losses.append(self.contrast.weight * self._contrast(images, texts, batch))
         loss = torch.stack(losses).sum()
+
         self.log("train/loss", loss.detach(), prog_bar=True)
-        return {"loss": loss, **keys} if keys else loss
-
-    def queues(self) -> dict[str, FeatureQueue]:
-        """Return what `QueueCallback` fills after each batch: the teacher's embeddings."""
-        return {} if self.target.queue is None or not self.kl.weight else {"target": self.target.queue}
-
-    def _contrast(self, image: Results, text: Results, batch: Batch) -> Tensor:
-        """Compute the mean of CLIP's loss over the contrasted results."""
-        ids = pair_ids(batch, self.contrast.mask_same_image, self.contrast.mask_same_text)
-        losses = contrasts(image, text, dict(self.scales.items()), ids, self.memory.loss_rows)
-        logs = {f"train/contrast_{name}": loss.detach() for name, loss in losses.items()}
-        logs |= {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}
-        self.log_dict(logs)
-        return torch.stack(list(losses.values())).mean()
+        return {"loss": loss, **queue_keys} if queue_keys else loss
 
     @torch.no_grad()
     def _teacher_output(self, image: Tensor) -> Tensor:
         """Compute the teacher's logits or embeddings [B, C] of the data's images [B, 3, S, S]."""
         if self._teacher_images is None:
-            self._teacher_images = teacher_images(self.teacher.network, self.teacher_settings, self.datamodule)
-        convert = self._teacher_images
-        return in_slices(lambda part: (self.teacher.network(convert(part)),), self.memory.micro_batch_size, image)[0]
+            self._teacher_images = teacher_conversion(self.teacher.network, self.teacher_settings, self.datamodule)
+        to_teacher = self._teacher_images
+        outputs = in_slices(
+            lambda images: (self.teacher.network(to_teacher(images)),), self.memory.micro_batch_size, image
+        )
+        return outputs[0]
+
+    def _contrast(self, images: Results, texts: Results, batch: Batch) -> Tensor:
+        """Compute the mean of CLIP's loss over the contrasted results."""
+        ids = pair_ids(batch, self.contrast.mask_same_image, self.contrast.mask_same_text)
+        losses = contrasts_by_result(images, texts, dict(self.scales.items()), ids, self.memory.loss_rows)
+        logs = {f"train/contrast_{name}": loss.detach() for name, loss in losses.items()}
+        logs |= {f"train/logit_scale_{name}": scale.detach().exp().squeeze() for name, scale in self.scales.items()}
+        self.log_dict(logs)
+        return torch.stack(list(losses.values())).mean()
+
+    def queues(self) -> dict[str, FeatureQueue]:
+        """Return what `QueueCallback` fills after each batch: the teacher's embeddings."""
+        queue = self.distillation.queue
+        return {} if queue is None or not self.kl.weight else {"target": queue}
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Return unit features [B, E] of images [B, 3, S, S] in the space `evaluation.features`."""
@@ -190,8 +204,8 @@ class SHReModule(Method):
         return self._features(self.student.encode_text(input_ids, attention_mask), self.spaces)
 
     def _features(self, results: tuple[Tensor, ...], spaces: Iterable[str]) -> Tensor:
-        named = dict(zip(self.student.widths, results, strict=True))
-        return torch.cat([unit(named[name]) for name in spaces], 1)
+        result_of = dict(zip(self.student.widths, results, strict=True))
+        return torch.cat([unit(result_of[space]) for space in spaces], 1)
 
     def classify_images(self, image: Tensor) -> Tensor:
         """Return logits [B, C] of the teacher's classes for images [B, 3, S, S]."""
@@ -240,12 +254,12 @@ class SHReModule(Method):
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state without the queue, which only training uses."""
-        return {name: tensor for name, tensor in state.items() if not name.startswith(PREFIX)}
+        return {name: tensor for name, tensor in state.items() if not name.startswith(_DISTILLATION)}
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export, or of a checkpoint with its queue."""
-        own = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(PREFIX)}
-        load_fitting(self, own | dict(state), f"{type(self).__name__} from {source}")
+        queue = {name: tensor for name, tensor in self.state_dict().items() if name.startswith(_DISTILLATION)}
+        load_fitting(self, queue | dict(state), f"{type(self).__name__} from {source}")
 
     def bounds(self) -> list[tuple[nn.Parameter, float, float]]:
         """Return CLIP's bounds of each logit scale."""
@@ -253,16 +267,17 @@ class SHReModule(Method):
 
     def no_weight_decay(self) -> list[str]:
         """Return the names of tokens, positions and embeddings."""
-        parts = ("cls_token", "pos_embed", "embeddings.weight")
-        return [name for name, parameter in self.named_parameters() if parameter.requires_grad and name.endswith(parts)]
+        suffixes = ("cls_token", "pos_embed", "embeddings.weight")
+        trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
+        return [name for name in trained if name.endswith(suffixes)]
 
     def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
         """Return AdamW."""
         return adamw(groups, self.optim.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
 
-    def paper_schedule(self) -> WarmupShareCosine:
+    def paper_schedule(self) -> WarmupCosine:
         """Return a warm-up from 0 and half a cosine to 0."""
-        return WarmupShareCosine(self.optim.learning_rate, self.optim.warmup_share)
+        return WarmupCosine(self.optim.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
 
     def network_methods(self) -> Sequence[str]:
         """Return the methods of the student that use its parameters."""

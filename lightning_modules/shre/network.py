@@ -3,20 +3,23 @@
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), width D, C classes.
 """
 
+import re
 from functools import partial
 
+from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
-from transformers import BertConfig
+from transformers import BertConfig, BertModel
 from transformers.models.bert.modeling_bert import BertLayer
 
 from ...common.errors import UserError
-from ...common.sizes import check_heads, check_patches
-from ..core.memory import in_slices
-from ..core.mlp import LeanMlp
+from ...common.ranges import check_heads, check_patches
+from ..core.fitting import load_fitting
+from ..core.memory import LeanMlp, in_slices
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
+from ..networks.vit import load_vision_weights
 from .settings import TextSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
 
@@ -92,7 +95,7 @@ class SHReNetwork(nn.Module):
 
     Args:
         classes: number of classes C.
-        shared: kind of the shared encoder.
+        shared: name of the shared encoder.
         vision: settings of the image encoder; width and heads of all three encoders.
         text: settings of the text encoder.
 
@@ -105,7 +108,8 @@ class SHReNetwork(nn.Module):
 
     def __init__(self, classes: int, shared: Shared, vision: ViTSettings, text: TextSettings) -> None:
         super().__init__()
-        width, heads = vision.width, vision.heads
+        width = vision.width
+        heads = vision.heads
         self.max_tokens = text.max_tokens
         self.image_encoder = image_encoder(vision)
         positions = max(text.max_tokens, _BERT_POSITIONS)
@@ -114,8 +118,8 @@ class SHReNetwork(nn.Module):
         )
         self.shared_encoder: SharedMLP | SharedTransformer
         if shared in ("transformer", "s_smke"):
-            kind = SharedTransformer if shared == "transformer" else SMKETransformer
-            self.shared_encoder = kind(width, heads, classes)
+            transformer = SharedTransformer if shared == "transformer" else SMKETransformer
+            self.shared_encoder = transformer(width, heads, classes)
         else:
             self.shared_encoder = SharedMLP(width, classes, in_order=shared == "mlp_in_order")
         self.widths = self.shared_encoder.widths
@@ -157,6 +161,50 @@ def encode_pairs(
     def encode(image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         return *network.encode_image(image), *network.encode_text(input_ids, attention_mask)
 
-    found = in_slices(encode, size, image, input_ids, attention_mask)
+    results = in_slices(encode, size, image, input_ids, attention_mask)
     names = list(network.widths)
-    return dict(zip(names, found[: len(names)], strict=True)), dict(zip(names, found[len(names) :], strict=True))
+    images = dict(zip(names, results[: len(names)], strict=True))
+    texts = dict(zip(names, results[len(names) :], strict=True))
+    return images, texts
+
+
+def load_encoders(network: SHReNetwork, vision: str | None, text: str | None) -> None:
+    """Load the encoders' weights, and log their sources.
+
+    Args:
+        network: network to fill.
+        vision: timm model or file for the image encoder; None: random.
+        text: hub name or folder of a BERT for the text encoder; None: random.
+    """
+    image_source = "image encoder random"
+    text_source = "text encoder random"
+    if vision is not None:
+        image_source = load_vision_weights(network.image_encoder, vision, first_blocks=True)
+    if text is not None:
+        text_source = load_text_weights(network.text_encoder, text)
+    rank_zero_info(f"Initial weights: {image_source}; {text_source}; shared encoder random.")
+
+
+def load_text_weights(encoder: TextEncoder, source: str) -> str:
+    """Load embeddings and layers from the first layers of a BERT.
+
+    Args:
+        encoder: text encoder to fill.
+        source: hub name or folder of a BERT, for example "bert-base-uncased" (the thesis').
+
+    Returns:
+        Description of the source, for a log line.
+
+    Raises:
+        UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
+    """
+    state = BertModel.from_pretrained(source, add_pooling_layer=False).state_dict()
+    layers = len(encoder.encoder["layer"])
+    state = {key: value for key, value in state.items() if _layer_of(key) < layers}
+    load_fitting(encoder, state, f"the text encoder from {source!r}")
+    return f"text encoder from {source!r}, its first {layers} layers"
+
+
+def _layer_of(key: str) -> int:
+    layer = re.match(r"encoder\.layer\.(\d+)\.", key)
+    return int(layer[1]) if layer else -1

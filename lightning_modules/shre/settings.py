@@ -1,15 +1,17 @@
-"""Settings of SHRe and of the image probe.
+"""Settings of SHRe and of its image classifier.
 
 Defaults come from T. Cares' master's thesis (2024) and its listings; "code" is the code published with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from torch import nn
 
+from ...common.errors import UserError
 from ...common.ranges import (
     BELOW_ONE,
     COUNT,
@@ -28,7 +30,7 @@ Three = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class TeacherSettings(SettingsGroup, option="teacher"):
-    """The teacher, and the normalisation of its images.
+    """The teacher, and the normalization of its images.
 
     Args:
         name: name of a classifier as in `build_classifier`, "timm/..." for timm's models (listing 2: ResNet-50-A1); for
@@ -45,7 +47,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
             parameter group).
         queue_size: embeddings of earlier batches that are negatives too (thesis: a memory bank of 65,536). 0: none. (A
             memory bank of the student's own embeddings made the thesis' training fail.)
-        network: a network of your own that replaces `name` and `weights`, and states the normalisation of its images
+        network: a network of your own that replaces `name` and `weights`, and states the normalization of its images
             (docs/own_teachers.md).
     """
 
@@ -71,7 +73,7 @@ class ViTSettings(SettingsGroup, option="vision"):
         width: width D of a token (ViT-B).
         depth: number of blocks (thesis).
         heads: number of attention heads (ViT-B).
-        post_norm: normalise after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
+        post_norm: normalize after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
     """
 
     image_size: Annotated[int, COUNT] = 224
@@ -92,7 +94,7 @@ class VisionSettings(ViTSettings):
         width: width D of a token, also in the text encoder (ViT-B, BERT-base).
         depth: number of blocks (thesis).
         heads: number of attention heads, also in the text encoder (ViT-B, BERT-base).
-        post_norm: normalise after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
+        post_norm: normalize after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
         weights: timm model or file with the initial weights; a deeper encoder gives its first blocks (thesis: Data2Vec
             2.0's `base_imagenet.pt`). None: random.
     """
@@ -249,3 +251,47 @@ class ProbeOptimSettings(SettingsGroup, option="optim"):
     betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.999)
     eps: Annotated[float, POSITIVE] = 1e-8
     layer_decay: Annotated[float, POSITIVE_SHARE] = 0.81
+
+
+def check_settings(
+    teacher: TeacherSettings,
+    kl: KLSettings,
+    contrast: ContrastSettings,
+    evaluation: EvaluationSettings,
+    results: Sequence[str],
+) -> None:
+    """Check settings of `SHReModule`.
+
+    Args:
+        teacher: settings of the teacher.
+        kl: settings of the distillation.
+        contrast: settings of the contrast.
+        evaluation: settings of retrieval.
+        results: names of the shared encoder's results, in order.
+
+    Raises:
+        UserError: If settings do not fit together, or name a result that the shared encoder does not have.
+    """
+    if teacher.queue_size and teacher.target != "embedding":
+        raise UserError(
+            f"Expected teacher.target embedding with a queue, got {teacher.target} with teacher.queue_size "
+            f"{teacher.queue_size}: set one of them."
+        )
+    if teacher.target == "embedding" and kl.image_share != 0.5:
+        raise UserError(
+            f"Expected kl.image_share 0.5 with embeddings, whose contrast weights both alike, got {kl.image_share}: "
+            "correct it."
+        )
+    if not kl.weight and not contrast.weight:
+        raise UserError("Expected a loss, got 0 for kl.weight and contrast.weight: raise one of them.")
+    layers = contrast.layers
+    if layers is not None and (not layers or not set(layers) <= set(results) or len(set(layers)) < len(layers)):
+        raise UserError(
+            f"Expected some of the shared encoder's results {', '.join(results)} in contrast.layers, got {layers}: "
+            "correct it."
+        )
+    if evaluation.features not in (results[0], results[-1]):
+        raise UserError(
+            f"Expected {results[0]!r} or {results[-1]!r} as evaluation.features, got {evaluation.features!r}: correct "
+            "it."
+        )

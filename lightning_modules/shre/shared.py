@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..core.memory import recomputed
 
 Shared = Literal["mlp", "mlp_in_order", "transformer", "s_smke"]
-Part = nn.Module | nn.Parameter
+Layer = nn.Module | nn.Parameter
 _EPS = 1e-6
 
 
@@ -34,12 +34,12 @@ class SharedMLP(nn.Module):
 
     def __init__(self, width: int, classes: int, in_order: bool = False) -> None:
         super().__init__()
-        first, second = (width, 4 * width) if in_order else (4 * width, width)
-        self.fc1 = nn.Linear(width, first)
-        self.norm1 = nn.LayerNorm(first, eps=_EPS)
-        self.fc2 = nn.Linear(first, second)
-        self.norm2 = nn.LayerNorm(second, eps=_EPS)
-        self.head = nn.Linear(second, classes)
+        h1_width, h2_width = (width, 4 * width) if in_order else (4 * width, width)
+        self.fc1 = nn.Linear(width, h1_width)
+        self.norm1 = nn.LayerNorm(h1_width, eps=_EPS)
+        self.fc2 = nn.Linear(h1_width, h2_width)
+        self.norm2 = nn.LayerNorm(h2_width, eps=_EPS)
+        self.head = nn.Linear(h2_width, classes)
         names = ("h1", "h2") if in_order else ("h2", "h1")
         self.widths = dict(zip((*names, "h3"), (width, 4 * width, classes), strict=True))
         self.contrasted = tuple(self.widths)
@@ -49,29 +49,29 @@ class SharedMLP(nn.Module):
         """Map the first of the tokens [B, T, D] to the three results [B, ...]."""
         h1 = self.fc1(tokens[:, 0])
         # The input of the second layer is recomputed in the backward pass, as in `LeanMlp`.
-        h2 = recomputed(self._second, h1)
-        found = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
-        return tuple(found[name] for name in self.widths)
+        h2 = recomputed(self._second_layer, h1)
+        results = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
+        return tuple(results[name] for name in self.widths)
 
-    def layers_after(self, results: Collection[str]) -> list[Part]:
-        """Return the parts that none of some results depends on."""
-        parts: dict[str, list[Part]] = {
+    def layers_after(self, results: Collection[str]) -> list[Layer]:
+        """Return the layers on which none of these results depends."""
+        layers: dict[str, list[Layer]] = {
             "h1": [self.fc1],
             "h2": [self.norm1, self.fc2],
             "h3": [self.norm2, self.head],
         }
-        return _after(parts, results)
+        return _after(layers, results)
 
-    def _second(self, h1: Tensor) -> Tensor:
-        second: Tensor = self.fc2(self.norm1(nn.functional.gelu(h1)))
-        return second
+    def _second_layer(self, h1: Tensor) -> Tensor:
+        h2: Tensor = self.fc2(self.norm1(nn.functional.gelu(h1)))
+        return h2
 
 
 class SharedTransformer(nn.Module):
     """The later shared encoder: one Transformer layer over all tokens, a norm and a classifier.
 
     The results are [h2, h3]: the first token after the layer [B, D], which is contrasted, and the logits. The layer is
-    BEiT's: pre-norm, LayerScale initialised with 0.2, keys without bias. 7,859,176 parameters at the thesis' sizes.
+    BEiT's: pre-norm, LayerScale initialized with 0.2, keys without bias. 7,859,176 parameters at the thesis' sizes.
 
     Args:
         width: width D of a token.
@@ -91,19 +91,19 @@ class SharedTransformer(nn.Module):
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Map tokens [B, T, D], with the mask [B, T] of a text, to the two results [B, ...]."""
-        hidden = None
+        bias = None
         if attention_mask is not None:
-            hidden = torch.zeros_like(attention_mask, dtype=tokens.dtype)
-            hidden = hidden.masked_fill(attention_mask == 0, torch.finfo(tokens.dtype).min)[:, None, None, :]
-        return self._results(tokens, hidden)
+            bias = torch.zeros_like(attention_mask, dtype=tokens.dtype)
+            bias = bias.masked_fill(attention_mask == 0, torch.finfo(tokens.dtype).min)[:, None, None, :]
+        return self._results(tokens, bias)
 
-    def _results(self, tokens: Tensor, hidden: Tensor | None) -> tuple[Tensor, ...]:
-        """Map tokens [B, T, D] to the results, given what is added to the attention's logits."""
-        first = self.layer(tokens, shared_rel_pos_bias=hidden)[:, 0]
-        return first, self.head(self.norm(first))
+    def _results(self, tokens: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        """Map tokens [B, T, D] to the results, with the bias [B, 1, 1, T] of the attention's logits for a text."""
+        h2 = self.layer(tokens, shared_rel_pos_bias=bias)[:, 0]
+        return h2, self.head(self.norm(h2))
 
-    def layers_after(self, results: Collection[str]) -> list[Part]:
-        """Return the parts that none of some results depends on."""
+    def layers_after(self, results: Collection[str]) -> list[Layer]:
+        """Return the layers on which none of these results depends."""
         return _after({"h2": [self.layer], "h3": [self.norm, self.head]}, results)
 
 
@@ -113,9 +113,9 @@ class _FirstTokenBlock(BeitBlock):
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Map tokens [B, T, D] to the first one after the layer [B, D], and to its hidden values [B, 4 D]."""
         x = x + self.gamma_1 * self.attn(self.norm1(x), shared_rel_pos_bias=shared_rel_pos_bias)
-        first = x[:, 0]
-        hidden = self.mlp.fc1(self.norm2(first))
-        return first + self.gamma_2 * self.mlp.fc2(self.mlp.act(hidden)), hidden
+        token = x[:, 0]
+        hidden = self.mlp.fc1(self.norm2(token))
+        return token + self.gamma_2 * self.mlp.fc2(self.mlp.act(hidden)), hidden
 
 
 class SMKETransformer(SharedTransformer):
@@ -142,30 +142,30 @@ class SMKETransformer(SharedTransformer):
         self.widths = {"h2": width, "h1": 4 * width, "h3": classes}
         self.contrasted = ("h2", "h1")
 
-    def _results(self, tokens: Tensor, hidden: Tensor | None) -> tuple[Tensor, ...]:
-        kind = self.type_embeddings.weight[int(hidden is None)]  # only texts have a mask
-        first, h1 = self.layer(tokens + self.type_scale * kind, shared_rel_pos_bias=hidden)
-        return first, h1, self.head(self.norm(first))
+    def _results(self, tokens: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+        token_type = self.type_embeddings.weight[int(bias is None)]  # only texts have a mask
+        h2, h1 = self.layer(tokens + self.type_scale * token_type, shared_rel_pos_bias=bias)
+        return h2, h1, self.head(self.norm(h2))
 
-    def layers_after(self, results: Collection[str]) -> list[Part]:
-        """Return the parts that none of some results depends on."""
-        parts: dict[str, list[Part]] = {
+    def layers_after(self, results: Collection[str]) -> list[Layer]:
+        """Return the layers on which none of these results depends."""
+        layers: dict[str, list[Layer]] = {
             "h1": [self.layer],
             "h2": [self.layer.mlp.fc2, self.layer.gamma_2],
             "h3": [self.norm, self.head],
         }
-        return _after(parts, results)
+        return _after(layers, results)
 
 
-def _after(parts: Mapping[str, list[Part]], results: Collection[str]) -> list[Part]:
-    """Return the parts behind the last of some results, of consecutive parts by the result that they compute."""
-    names = list(parts)
+def _after(layers: Mapping[str, list[Layer]], results: Collection[str]) -> list[Layer]:
+    """Return the layers behind the last of some results, of consecutive layers by the result that they compute."""
+    names = list(layers)
     last = max(map(names.index, results))
-    return [part for name in names[last + 1 :] for part in parts[name]]
+    return [layer for name in names[last + 1 :] for layer in layers[name]]
 
 
 def _init_linear(module: nn.Module) -> None:
-    """Initialise weights from N(0, 0.02) and biases with zeros, as in the thesis."""
+    """Initialize weights from N(0, 0.02) and biases with zeros, as in the thesis."""
     if isinstance(module, nn.Linear):
         nn.init.normal_(module.weight, std=0.02)
         if module.bias is not None:

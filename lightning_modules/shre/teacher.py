@@ -1,24 +1,37 @@
-"""SHRe's teacher: its weights, the conversion of its images, and the entropy of its posteriors."""
+"""SHRe's teachers: supervised classifiers, and self-supervised vision transformers of timm (thesis, S-SMKE).
 
-import math
+Shapes: B images of S pixels a side, N tokens, width E.
+"""
+
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from lightning.pytorch.utilities import rank_zero_info
-from torch import nn
+from torch import Tensor, nn
 
 from ...common.errors import UserError
-from ..core.frozen import Frozen
-from ..core.teacher_images import Normalisation, TeacherImages
+from ...common.preprocessing import Normalization
+from ..core.fitting import load_fitting
+from ..core.frozen import Frozen, reads_weights
+from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
-from ..networks.frozen_classifier import load_frozen
-from ..networks.own_teacher import checked_output, given, record, stated_normalisation, stated_size
+from ..networks.own_teacher import (
+    TeacherImages,
+    checked_output,
+    given,
+    record,
+    stated_normalization,
+    stated_size,
+)
+from ..networks.vit import read_vision_weights
 from .settings import TeacherSettings
-from .teacher_encoder import ClassToken, load_class_token
 
 OPTION = "model.teacher.network"
+_SHARED_TABLE = "rel_pos_bias.relative_position_bias_table"
+_NOT_IN_TOWER = ("norm.", "fc_norm.", "head", "lm_head", "mask_token", "cls_pt_layers.", "decoder_", "logit_scale")
 
 
 def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, image_size: int) -> None:
@@ -49,21 +62,22 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     frozen.train()
 
 
-def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
+def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any) -> TeacherImages:
     """Return the conversion for a teacher and a datamodule.
 
     Args:
-        network: the teacher's network. A model of timm, or a network of the user's own, names its normalisation, and
+        network: the teacher's network. A model of timm, or a network of the user's own, names its normalization, and
             its image size where that is fixed.
-        settings: normalisations that replace those of network and datamodule.
+        settings: normalizations that replace those of network and datamodule.
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
-        UserError: If the teacher's normalisation is known and the data's is not.
+        UserError: If the teacher's normalization is known and the data's is not.
     """
     config = _timm_config(network) if settings.network is None else _stated(network)
     size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
-    mean, std = settings.mean or config.get("mean"), settings.std or config.get("std")
+    mean = settings.mean or config.get("mean")
+    std = settings.std or config.get("std")
     if mean is None or std is None:
         return TeacherImages(size, None, None)
     preprocessing = getattr(data, "preprocessing", None) or {}
@@ -71,17 +85,17 @@ def teacher_images(network: nn.Module, settings: TeacherSettings, data: Any) -> 
     data_std = settings.image_std or preprocessing.get("std")
     if data_mean is None or data_std is None:
         raise UserError(
-            "Expected the normalisation of the images, which the teacher needs, got none from "
+            "Expected the normalization of the images, which the teacher needs, got none from "
             f"{'the run, which has no datamodule' if data is None else type(data).__name__}: set "
             "model.teacher.image_mean and model.teacher.image_std."
         )
-    return TeacherImages(size, Normalisation(tuple(data_mean), tuple(data_std)), Normalisation(tuple(mean), tuple(std)))
+    return TeacherImages(size, Normalization(tuple(data_mean), tuple(data_std)), Normalization(tuple(mean), tuple(std)))
 
 
 def _stated(network: nn.Module) -> Mapping[str, Any]:
     """Return the image configuration of a network of the user's own, in timm's form."""
     size = stated_size(network)
-    return stated_normalisation(network)._asdict() | {
+    return stated_normalization(network)._asdict() | {
         "fixed_input_size": size is not None,
         "input_size": (3, size, size),
     }
@@ -89,16 +103,107 @@ def _stated(network: nn.Module) -> Mapping[str, Any]:
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
     """Return timm's image configuration of a model's weights; empty for other models."""
-    known = network.network if isinstance(network, LibraryClassifier | ClassToken) else network
-    if known is not network and type(known).__module__.startswith(timm.__name__):
-        config: Any = known.pretrained_cfg
+    if isinstance(network, LibraryClassifier | ClassToken) and type(network.network).__module__.startswith("timm"):
+        config: Any = network.network.pretrained_cfg
         return dict(config)
     return {}
 
 
-def log_entropy(entropy: float, classes: int) -> None:
-    """Log the mean entropy of the teacher's posteriors, in nats, beside that of a uniform distribution."""
-    rank_zero_info(
-        f"The teacher's posteriors of the first batch have a mean entropy of {entropy:.2f} nats. Near "
-        f"{math.log(classes):.2f} they carry no information; a kl.temperature below 1 sharpens them."
-    )
+class ClassToken(nn.Module):
+    """The class token of a vision transformer of timm after its last block, before its last norm.
+
+    Args:
+        network: the vision transformer.
+    """
+
+    def __init__(self, network: Any) -> None:
+        super().__init__()
+        network.norm = nn.Identity()
+        self.network = network
+
+    def forward(self, image: Tensor) -> Tensor:
+        """Map images [B, 3, S, S] to class tokens [B, E]."""
+        tokens: Tensor = self.network.forward_features(image)
+        return tokens[:, 0]
+
+
+def build_class_token(name: str, width: int, tag: str | None = None) -> ClassToken:
+    """Build a vision transformer of timm.
+
+    Args:
+        name: name of the model, also as "timm/<model>".
+        width: width E of its tokens.
+        tag: tag of timm's weights to download, such as "dino"; None: random weights.
+
+    Raises:
+        UserError: If there is no such model, it does not have exactly one token before the patches, or another width.
+    """
+    model = name.removeprefix("timm/")
+    full_name = model if tag is None else f"{model}.{tag}"
+    try:
+        network: Any = timm.create_model(full_name, pretrained=tag is not None, num_classes=0, global_pool="token")
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise UserError(
+            f"Expected a vision transformer of timm as the teacher, got {full_name!r} ({error}): set "
+            "model.teacher.name."
+        ) from error
+    prefix = getattr(network, "num_prefix_tokens", 1 if hasattr(network, "cls_token") else 0)
+    if prefix != 1:
+        raise UserError(
+            f"Expected a teacher with one token before the patches, the class token, got {name!r} with {prefix}: set "
+            "model.teacher.name to another vision transformer."
+        )
+    if network.num_features != width:
+        raise UserError(
+            f"Expected the teacher's width in model.num_classes, {network.num_features} of {name!r}, got {width}: "
+            "correct it."
+        )
+    return ClassToken(network)
+
+
+def load_class_token(frozen: Frozen[Any], name: str, source: str | None, width: int) -> None:
+    """Build a teacher, load its weights, and record their origin.
+
+    Args:
+        frozen: where the network is put.
+        name: name of timm's model.
+        source: a file of its state dict, which may be that of BEiT's pre-training, or a tag of timm's weights.
+        width: width E of its tokens.
+
+    Raises:
+        UserError: If there is no source, or its tensors are not those of the model.
+    """
+    if not reads_weights():
+        network = build_class_token(name, width)
+    elif source is None:
+        raise UserError(f"Expected weights of the teacher {name}, got none: set {frozen.argument}.")
+    elif "/" not in source and Path(source).suffix == "" and not Path(source).exists():
+        network = build_class_token(name, width, source)
+    else:
+        path = Path(source).expanduser()
+        if not path.is_file():
+            raise UserError(f"Expected a file with the teacher's weights, got {source!r}: correct {frozen.argument}.")
+        network = build_class_token(name, width)
+        state = _tower_state(read_vision_weights(str(path)), network.network)
+        load_fitting(network.network, state, f"the teacher {name!r} from {source!r}")
+    frozen.network = network.requires_grad_(False)
+    frozen.record(name, str(source))
+
+
+def _tower_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the blocks and of what is before them.
+
+    BEiT shares a table of relative positions between its blocks in pre-training; timm's models have one per block.
+    """
+    names = network.state_dict()
+    kept = {
+        name: tensor
+        for name, tensor in state.items()
+        if not name.startswith(_NOT_IN_TOWER) and not name.endswith("relative_position_index")
+    }
+    if _SHARED_TABLE in kept and _SHARED_TABLE not in names:
+        table = kept.pop(_SHARED_TABLE)
+        kept |= {
+            name: table for name in names if re.fullmatch(r"blocks\.\d+\.attn\.relative_position_bias_table", name)
+        }
+    return kept

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from support.runs.command_line import run, tiny_config
 from support.runs.slurm import pretend_slurm
-from vlightning.callbacks.loggers import log_figure
+from vlightning.callbacks.figures.evaluation import log_figure
 from vlightning.commands.cli.run_config import environment
 
 OFFLINE = ("--trainer.logger=WandbLogger", "--trainer.logger.offline=true")

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from support.methods.tiny_modules import trainer
 from support.runs.distributed import run_ddp_fit, run_sharded_fit, whole_state
-from vlightning.callbacks import OnlineProbe, rank, world_size
+from vlightning.callbacks import OnlineLinearProbe, rank, world_size
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.sharding import shard
 
@@ -76,7 +76,7 @@ def fit(module, *callbacks, data=None, val=None, ckpt_path=None, **options):
 @pytest.mark.parametrize("shape", ["features", "tokens", "tuple"])
 def test_training_is_bit_identical_with_and_without_the_probe(shape):
     states, draws, modes = [], [], []
-    for callbacks in ([], [OnlineProbe(CLASSES)]):
+    for callbacks in ([], [OnlineLinearProbe(CLASSES)]):
         module = Encoder()
         module.shape = shape
         fit(module, *callbacks, max_epochs=3, val=loader(8, seed=1))
@@ -104,7 +104,7 @@ class Modes(Callback):
 
 def test_modes_of_all_submodules_are_restored_after_each_batch():
     modes = Modes()
-    fit(Encoder(), OnlineProbe(CLASSES), modes)
+    fit(Encoder(), OnlineLinearProbe(CLASSES), modes)
     assert modes.found == [(True, True, False)] * 3
 
 
@@ -147,7 +147,7 @@ class Losses(Callback):
 def test_the_head_takes_adamw_steps_on_the_modules_features(shape):
     module = Encoder()
     module.shape = shape
-    probe, losses = OnlineProbe(CLASSES, learning_rate=0.05, weight_decay=0.1), Losses()
+    probe, losses = OnlineLinearProbe(CLASSES, learning_rate=0.05, weight_decay=0.1), Losses()
     fit(module, probe, losses, max_epochs=2)
     expected, expected_losses = reference(losses.batches, 0.05, 0.1)
     for found, tensor in zip(probe.state_dict()["head"].values(), expected, strict=True):
@@ -176,7 +176,7 @@ def percentages(module, head, images):
 
 
 def test_the_probe_learns_and_validation_counts_all_labelled_images():
-    module, probe = Still(), OnlineProbe(CLASSES, name="colour", learning_rate=0.03)
+    module, probe = Still(), OnlineLinearProbe(CLASSES, name="colour", learning_rate=0.03)
     unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
     images = rows(50, seed=2)
     loaders = [DataLoader(images[:30], 8), DataLoader(unlabelled, 8), DataLoader(images[30:], 8)]
@@ -203,7 +203,7 @@ def blacken(images, places):
 
 
 def test_non_finite_features_are_misses_and_are_not_trained_on():
-    module, probe, losses = Blind(), OnlineProbe(CLASSES, learning_rate=0.03), Losses()
+    module, probe, losses = Blind(), OnlineLinearProbe(CLASSES, learning_rate=0.03), Losses()
     images, dead = blacken(rows(50, seed=2), (2, 30)), [3, *range(16, 24)]
     data = DataLoader(blacken(rows(24), dead), 8)
     with pytest.warns(match=r"features for 2 of 50 images \(sample_index 2, 30\), none of which counts as right"):
@@ -221,10 +221,10 @@ def test_non_finite_features_are_misses_and_are_not_trained_on():
 def test_fewer_classes_than_six_have_no_top_five_and_validation_alone_logs_nothing():
     images = [row for row in rows(60) if row["label"] < 5]
     data = DataLoader(images[:16], 8)
-    fitted = fit(Encoder(), OnlineProbe(5), data=data, val=data)
+    fitted = fit(Encoder(), OnlineLinearProbe(5), data=data, val=data)
     assert {"val/probe_top1", "train/probe_loss"} <= set(fitted.callback_metrics)
     assert "val/probe_top5" not in fitted.callback_metrics
-    alone = trainer(OnlineProbe(5))
+    alone = trainer(OnlineLinearProbe(5))
     alone.validate(Encoder(), data, verbose=False)
     assert not alone.callback_metrics
 
@@ -243,7 +243,10 @@ def assert_same(found, expected, path=""):
 
 def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     def probes():
-        return [OnlineProbe(CLASSES, learning_rate=0.05), OnlineProbe(CLASSES, name="other", learning_rate=0.01)]
+        return [
+            OnlineLinearProbe(CLASSES, learning_rate=0.05),
+            OnlineLinearProbe(CLASSES, name="other", learning_rate=0.01),
+        ]
 
     class Plain(Encoder):  # draws nothing, since nothing here seeds the steps
         def training_step(self, batch, batch_idx):
@@ -269,7 +272,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
     assert len(validated.callback_metrics) == 4
     fit(Plain(), *late, max_epochs=1)  # what validation restored can train
     with pytest.raises(UserError, match=r"a probe for 9 classes in the checkpoint for .*'probe', got one for 7"):
-        fit(Plain(), OnlineProbe(9), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
+        fit(Plain(), OnlineLinearProbe(9), max_epochs=4, ckpt_path=tmp_path / "end.ckpt")
 
 
 class ShardedEncoder(Encoder):
@@ -306,7 +309,7 @@ def module_and_data(rate=0.05, first=4):
 
 
 def outcome(fitted):
-    heads = [callback.state_dict()["head"] for callback in fitted.callbacks if isinstance(callback, OnlineProbe)]
+    heads = [callback.state_dict()["head"] for callback in fitted.callbacks if isinstance(callback, OnlineLinearProbe)]
     metrics = {name: value.item() for name, value in fitted.callback_metrics.items()}
     return {"head": heads, "metrics": metrics, "state": whole_state(fitted.lightning_module)}
 
@@ -320,12 +323,15 @@ def options(*callbacks):
     ("run_fit", "rate", "first"), [(run_ddp_fit, 0.05, 4), (run_sharded_fit, 0.05, 4), (run_ddp_fit, 0.0, 5)]
 )
 def test_two_processes_equal_one(run_fit, rate, first):
-    fitted = trainer(OnlineProbe(CLASSES, learning_rate=0.05), max_epochs=2)
+    fitted = trainer(OnlineLinearProbe(CLASSES, learning_rate=0.05), max_epochs=2)
     fitted.fit(*module_and_data(rate))
     expected = outcome(fitted)
     assert {"val/probe_top1", "val/probe_top5", "train/probe_loss"} == set(expected["metrics"])
     found = run_fit(
-        module_and_data, options(OnlineProbe(CLASSES, learning_rate=0.05)), make_args=(rate, first), collect=outcome
+        module_and_data,
+        options(OnlineLinearProbe(CLASSES, learning_rate=0.05)),
+        make_args=(rate, first),
+        collect=outcome,
     )
     for process in found:
         torch.testing.assert_close(process["head"], [dict(head) for head in expected["head"]], rtol=1e-4, atol=1e-5)
@@ -337,7 +343,7 @@ def test_two_processes_equal_one(run_fit, rate, first):
 def test_sharded_training_is_bit_identical_with_and_without_the_probe():
     before, after = (
         run_sharded_fit(module_and_data, options(*callbacks), collect=outcome)
-        for callbacks in ([], [OnlineProbe(CLASSES)])
+        for callbacks in ([], [OnlineLinearProbe(CLASSES)])
     )
     assert_same(after[0]["state"], before[0]["state"])
 
@@ -349,14 +355,14 @@ def test_images_and_labels_may_have_other_keys():
         def look(self, image):
             return self.encode_images(image)
 
-    probe = OnlineProbe(CLASSES, method="look", image="view", label="label")
+    probe = OnlineLinearProbe(CLASSES, method="look", image="view", label="label")
     fit(Other(), probe, data=loader(image="view"))
     assert probe.state_dict()["head"]["1.weight"].any()
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", torch.float32), ("64-true", torch.float64)])
 def test_features_have_the_trainers_precision_and_the_head_is_float32(precision, dtype):
-    module, probe = Encoder(), OnlineProbe(CLASSES)
+    module, probe = Encoder(), OnlineLinearProbe(CLASSES)
     fit(module, probe, precision=precision)
     assert module.seen == {(False, False, dtype, precision == "bf16-mixed")}
     assert {tensor.dtype for tensor in probe.state_dict()["head"].values()} == {torch.float32}
@@ -370,22 +376,25 @@ def test_invalid_modules_and_data_are_refused_with_one_sentence():
     bare = DataLoader([{"image": row["image"]} for row in rows(8)], 8)
     refused(
         r"Expected training batches with 'image' and 'label' for .*'probe', got \['image'\]",
-        OnlineProbe(7),
+        OnlineLinearProbe(7),
         data=bare,
     )
     refused(
-        r"a method encode\(\) .*, got Encoder without .*'encode_images'.*: set method", OnlineProbe(7, method="encode")
+        r"a method encode\(\) .*, got Encoder without .*'encode_images'.*: set method",
+        OnlineLinearProbe(7, method="encode"),
     )
-    refused(r"Expected labels from 0 to 3 .*, got \d+ labels outside: set num_classes", OnlineProbe(4))
+    refused(r"Expected labels from 0 to 3 .*, got \d+ labels outside: set num_classes", OnlineLinearProbe(4))
 
     class Maps(Encoder):
         def encode_images(self, image):
             return image
 
-    refused(r"Expected features .*, got \[8, 3, 4, 4\] from Maps.encode_images\(\)", OnlineProbe(7), module=Maps())
+    refused(
+        r"Expected features .*, got \[8, 3, 4, 4\] from Maps.encode_images\(\)", OnlineLinearProbe(7), module=Maps()
+    )
 
     class OneToken(Encoder):
         def encode_images(self, image):
             return super().encode_images(image)[:, None]
 
-    refused(r"got \[8, 1, 6\] from OneToken", OnlineProbe(7), module=OneToken())
+    refused(r"got \[8, 1, 6\] from OneToken", OnlineLinearProbe(7), module=OneToken())

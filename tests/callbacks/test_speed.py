@@ -12,7 +12,7 @@ from torch.utils.flop_counter import flop_registry
 from support.methods.tiny import TinyData, TinyModel
 from support.runs.command_line import run, tiny_config
 from vlightning.callbacks import CompileCallback, SpeedMonitor, speed
-from vlightning.callbacks.flops import CountFlops, peak_flops
+from vlightning.callbacks.speed import CountFlops, peak_flops
 
 SAMPLE = 2 * (2 * 3 * 5) + 3 * (2 * 5)
 """Operations of a sample in layers of 3 x 5 and 5 x 1 weights: the gradient of the input is not computed."""

@@ -242,7 +242,7 @@ def test_bad_samples_are_replaced_and_counted_exactly(shards, module, way):
     account = data.account("train")
     assert dict(account.causes) == {cause: causes.count(cause) for cause in set(causes)}
     assert set(causes) == {cause for _, cause, _ in BAD}
-    assert account.seen == len(causes) + BATCH * len(recorder.seen)
+    assert account.num_read == len(causes) + BATCH * len(recorder.seen)
 
     for row, color in kinds.items():
         if row not in bad and index(row) in recorder.colors:

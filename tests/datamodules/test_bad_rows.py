@@ -21,16 +21,11 @@ from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.base.decode import decode_image, read_regular
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.embedded import (
-    CaptionReader,
-    CaptionRows,
-    EmbeddedEvaluationSet,
-    EmbeddedImages,
-)
-from vlightning.datamodules.pairs.embeddings import Embeddings
+from vlightning.datamodules.pairs.embedded_rows import CaptionReader, EmbeddedEvaluationSet, EmbeddedImages, Embeddings
+from vlightning.datamodules.pairs.rows import CaptionRows
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.shards import SeparateImages, Shards
-from vlightning.datamodules.reinforced.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.rows import SampleEmbeddings
 from vlightning.datamodules.reinforced.writer import ShardFile
 
 COUNT = 8
@@ -259,7 +254,7 @@ def test_reinforced_rows(tmp_path, changes, cause):
 
 
 def test_embeddings_do_not_unpack_to_more_than_they_may(monkeypatch):
-    monkeypatch.setattr("vlightning.datamodules.reinforced.sample_embeddings.MAX_EMBEDDING_BYTES", 100_000)
+    monkeypatch.setattr("vlightning.datamodules.reinforced.rows.MAX_EMBEDDING_BYTES", 100_000)
     arrays = {"image_emb": torch.zeros(4, 12), "text_emb": torch.zeros(4, 12)}
     SampleEmbeddings({"pth.gz": pth_gz(arrays)}, "good")
     bomb = io.BytesIO()

@@ -128,7 +128,7 @@ def test_bad_rows_are_replaced_in_training_and_counted_by_cause(files, module, c
         account = data.account("train")
         assert dict(account.causes).keys() == {*causes, "empty caption"}
         assert account.causes.total() >= 5
-        assert account.seen == 40 + account.causes.total()
+        assert account.num_read == 40 + account.causes.total()
         results.append((seen, dict(account.causes)))
     assert results[0] == results[1]
     assert "10.png" in caplog.text

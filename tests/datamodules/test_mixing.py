@@ -72,7 +72,7 @@ def test_a_resumed_run_at_a_temperature_reads_the_batches_that_are_left(files, m
     whole = [batch["sample_index"].tolist() for batch in data.train_dataloader()]
     assert sum(row < 4 for batch in whole for row in batch) == 12
     again = opened(module, train=[few, many], mixing_temperature=math.inf)
-    sampler = again._training_loader(again._opened("train"), len(whole), None).batch_sampler
+    sampler = again.row_loaders.training_loader(again._opened("train"), len(whole), None).batch_sampler
     left = [[item % 24 for _, item in batch] for batch in sampler.batches(0, done=2)]
     assert left == whole[2:]
 

@@ -20,8 +20,8 @@ from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.base.faults import BadDataError, BadSample
-from vlightning.datamodules.reinforced.draws import ReinforcedDraws
-from vlightning.datamodules.reinforced.sample_embeddings import SampleEmbeddings
+from vlightning.datamodules.reinforced.rows import SampleEmbeddings
+from vlightning.datamodules.reinforced.samples import ReinforcedDraws
 from vlightning.datamodules.reinforced.writer import ReinforcedRecord, write_shard
 from vlightning.datamodules.text.clip import CLIPTextEncoder
 from vlightning.datamodules.transforms.replay import parse_augmentation

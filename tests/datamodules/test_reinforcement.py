@@ -16,7 +16,7 @@ from vlightning.datamodules import ReinforcedImageTextDataModule, ReinforcementD
 from vlightning.datamodules.base.decode import image_suffix
 from vlightning.datamodules.base.faults import BadDataError
 from vlightning.datamodules.reading.shards import Shards
-from vlightning.datamodules.reading.tar_index import tar_index
+from vlightning.datamodules.reading.tar import tar_index
 from vlightning.datamodules.reinforced.writer import ShardFile, write_shard
 from vlightning.datamodules.transforms.replay import Augmentation, Box, replay
 
@@ -174,7 +174,7 @@ def test_unusable_rows_come_with_their_cause(pairs, module, caplog):
     assert faults == expected
     assert [row for batch in found for row in batch["sample_index"].tolist()] == [0, 6, 7]
     account = data.account("predict")
-    assert account.seen == 8
+    assert account.num_read == 8
     assert account.causes.total() == 5
     assert dict(account.remarks) == {"further captions of a row skipped": 1}
     assert next(pair.caption for batch in found for pair in batch["originals"].pairs if pair.row == 6) == "one"
@@ -195,7 +195,7 @@ def test_what_is_written_reads_back_bit_for_bit(pairs, module, version, store):
     seen = list(data.reread(100))
     assert len(seen) == 10
     for batch, written in seen:
-        row = int(written.place.rpartition(" ")[2])
+        row = int(written.name.rpartition(" ")[2])
         record = records[row]
         assert torch.equal(batch["views"][0][0], loaded[row])
         assert torch.equal(written.image, stored(record.image_embeddings, store))

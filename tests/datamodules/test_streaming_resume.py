@@ -22,11 +22,10 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.base.mixing import Mix
 from vlightning.datamodules.base.sampling import block_order, shard_order
-from vlightning.datamodules.pairs.stream_sets import StreamedTrainingSet
-from vlightning.datamodules.reading import remote
+from vlightning.datamodules.pairs.streams import StreamedTrainingSet
+from vlightning.datamodules.reading import parquet, remote
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream
-from vlightning.datamodules.reading.streamed import ParquetSource
 from vlightning.datamodules.reading.tar_records import TarSource
 
 BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2
@@ -213,14 +212,14 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
 def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monkeypatch):
     stream = opened(parquets(files, [40, 60, 50]))
     rows = []
-    whole = ParquetSource._read
+    whole = parquet._rows
 
-    def counting(data, shard):
-        for row in whole(data, shard):
+    def counting(*arguments):
+        for row in whole(*arguments):
             rows.append(row)
             yield row
 
-    monkeypatch.setattr(ParquetSource, "_read", staticmethod(counting))
+    monkeypatch.setattr(parquet, "_rows", counting)
     for done in (1, 15, 30, 45, 90):  # the last one in the second pass
         rows.clear()
         next(iter(training(stream, done, 100)))

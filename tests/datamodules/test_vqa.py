@@ -11,7 +11,7 @@ from support.data.images import draw_image, encoded
 from vlightning.common.errors import UserError
 from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import ShapesVQADataModule, VQADataModule
-from vlightning.datamodules.questions.texts import clean_question
+from vlightning.datamodules.questions.samples import clean_question
 from vlightning.datamodules.text.tokenizers import train_wordpiece
 
 WORDS = "what is it a dog cat red two on the left side of table maybe"
@@ -174,7 +174,7 @@ def test_an_unusable_question_of_a_group_is_counted_and_the_others_are_asked(fol
     (batch,) = module.train_dataloader()
     assert batch["sample_index"].tolist() == [0, 2]
     account = module.account("train")
-    assert (account.seen, dict(account.causes)) == (4, {"empty question": 1, "no answer": 1})
+    assert (account.num_read, dict(account.causes)) == (4, {"empty question": 1, "no answer": 1})
 
 
 def test_drawn_images_have_questions_of_all_kinds():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlightning.metrics.neighbours import nearest_neighbours
+from vlightning.metrics.classification import nearest_neighbours
 
 
 def test_neighbours_vote_with_the_weight_of_their_cosine():

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import cosine_similarity, normalize
 
-from vlightning.metrics.zero_shot import class_embeddings, class_prompts, zero_shot_scores
+from vlightning.metrics.classification import class_embeddings, class_prompts, zero_shot_scores
 
 
 def test_every_name_is_in_every_template_class_by_class():

@@ -129,7 +129,7 @@ def ProgressLines(page, processes):
         assert not printed
 
 
-def OnlineProbe(page, processes):
+def OnlineLinearProbe(page, processes):
     metrics = page["probed"].callback_metrics
     assert 0 <= metrics["val/probe_top1"] <= 100
     equal_on_all(metrics["val/probe_top1"])

@@ -1,7 +1,7 @@
-"""Answers of visual question answering: the loss, the ranking of a list, and generation (section 5 of the paper).
+"""Answers of visual question answering: the loss, the ranking of a list, generation, and maps (section 5 of the paper).
 
 Shapes: Q questions, Lq question tokens, A answers, L answer tokens ([CLS], words, [SEP]), C listed answers, k
-candidates, D width, W words of the vocabulary.
+candidates, D width, W words of the vocabulary, g patches along a side.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ....callbacks.distributed.collectives import all_reduce_max
 from ....metrics.finite import non_finite_last
-from .vqa_network import VQANetwork
+from ...losses.soft_targets import soft_cross_entropy
+from ..gradcam import cross_attention, recording, relevance
+from .network import VQANetwork
 
 
 class Questions(NamedTuple):
@@ -28,19 +30,19 @@ class Answers(NamedTuple):
     mask: Tensor  # [A, L], 1 for tokens, 0 for padding
     question: Tensor  # long [A], the question of each
     weight: Tensor  # [A]
-    places: Tensor  # long [P], indices in the flattened [A, L - 1] of tokens whose next token is predicted
+    positions: Tensor  # long [P], indices in the flattened [A, L - 1] of tokens whose next token is predicted
 
 
-def target_places(mask: Tensor) -> Tensor:
+def target_positions(mask: Tensor) -> Tensor:
     """Return the indices, in [A, L - 1], of the tokens before another token: on a GPU the host waits for the result."""
     return (mask[:, 1:] != 0).flatten().nonzero()[:, 0]
 
 
 def token_logits(network: VQANetwork, questions: Questions, answers: Answers) -> Tensor:
-    """Predict the token after each token in `answers.places`: logits [P, W], in float32 at least."""
+    """Predict the token after each token in `answers.positions`: logits [P, W], in float32 at least."""
     ids, mask = answers.input_ids[:, :-1], answers.mask[:, :-1]
     states = network.decode(ids, causal(mask), questions.states, questions.mask, answers.question)
-    return network.predict_words(states.flatten(0, 1)[answers.places])
+    return network.predict_words(states.flatten(0, 1)[answers.positions])
 
 
 def causal(mask: Tensor) -> Tensor:
@@ -63,19 +65,19 @@ def answer_loss(
         count: number of questions to divide by.
     """
     log_probabilities = logits.log_softmax(-1)
-    targets = answers.input_ids[:, 1:].flatten()[answers.places]
+    targets = answers.input_ids[:, 1:].flatten()[answers.positions]
     loss = -log_probabilities.gather(1, targets[:, None])[:, 0]
     if teacher_logits is not None:
-        soft = -(teacher_logits.softmax(-1) * log_probabilities).sum(-1)
+        soft = soft_cross_entropy(log_probabilities, teacher_logits.softmax(-1))
         loss = (1 - alpha) * loss + alpha * soft
-    weight = answers.weight[answers.places // (answers.input_ids.shape[1] - 1)]
+    weight = answers.weight[answers.positions // (answers.input_ids.shape[1] - 1)]
     return (weight * loss).sum() / count
 
 
 class Ranked(NamedTuple):
     """The best answers of questions, best first."""
 
-    place: Tensor  # long [Q, k], in the list
+    answer: Tensor  # long [Q, k], index in the list
     probability: Tensor  # [Q, k], of these k answers
 
 
@@ -106,20 +108,26 @@ def rank_answers(
     """
     total = len(questions.states)
     start = input_ids[:1, :1].expand(total, 1)
-    everything = torch.ones_like(start)
-    states = network.decode(start, causal(everything), questions.states, questions.mask)
-    first = torch.cat(
-        [network.predict_words(part).log_softmax(-1)[:, input_ids[:, 1]] for part in states[:, 0].split(block)]
+    states = network.decode(start, causal(torch.ones_like(start)), questions.states, questions.mask)
+    first_scores = torch.cat(
+        [network.predict_words(rows).log_softmax(-1)[:, input_ids[:, 1]] for rows in states[:, 0].split(block)]
     )  # [Q, C]
-    first = non_finite_last(first)
+    first_scores = non_finite_last(first_scores)
     # Ties go to the earlier answer.
-    chosen = first.sort(dim=1, descending=True, stable=True)[1][:, : min(candidates, len(input_ids))]
-    first = first.gather(1, chosen)
-    rest = [
-        _later_tokens(network, Questions(*(part[rows] for part in questions)), input_ids, mask, chosen[rows], block)
+    chosen = first_scores.sort(dim=1, descending=True, stable=True)[1][:, : min(candidates, len(input_ids))]
+    first_scores = first_scores.gather(1, chosen)
+    later_scores = [
+        _later_tokens(
+            network,
+            Questions(questions.states[rows], questions.mask[rows]),
+            input_ids,
+            mask,
+            chosen[rows],
+            block,
+        )
         for rows in _blocks(chosen, mask, block)
     ]
-    scores = non_finite_last(first * (2 if first_token_twice else 1) + torch.cat(rest))
+    scores = non_finite_last(first_scores * (2 if first_token_twice else 1) + torch.cat(later_scores))
     probability, order = scores.softmax(1).sort(dim=1, descending=True, stable=True)
     return Ranked(chosen.gather(1, order), probability)
 
@@ -138,37 +146,43 @@ def _later_tokens(
     network: VQANetwork, questions: Questions, input_ids: Tensor, mask: Tensor, chosen: Tensor, block: int
 ) -> Tensor:
     """Return the sum of the log-probabilities [Q, k] of all tokens of the chosen answers [Q, k] but the first."""
-    ids, kept = input_ids[chosen], mask[chosen] != 0  # [Q, k, L]
-    (rows, candidates), inner = chosen.shape, ids.shape[2] - 2
+    ids = input_ids[chosen]  # [Q, k, L]
+    present = mask[chosen] != 0
+    rows, candidates, length = ids.shape
+    inner = length - 2
     if inner < 1:
         return torch.zeros(rows, candidates, device=ids.device)
-    # A place holds a token that predicts another one; unused places come last and are cut off.
-    used = kept[:, :, 2:].flatten(1)  # [Q, k * inner]
+    # A slot holds a token that predicts another one; unused slots come last and are cut off.
+    used = present[:, :, 2:].flatten(1)  # [Q, k * inner]
     order = used.int().sort(dim=1, descending=True, stable=True)[1]
     order = order[:, : max([1, *used.sum(1).tolist()])]
     used = used.gather(1, order)
-    owner, position = order // inner, order % inner + 1
+    candidate = order // inner
     tokens = ids[:, :, 1:-1].flatten(1).gather(1, order)
     targets = ids[:, :, 2:].flatten(1).gather(1, order)
 
-    start = ids[:, :1, 0]
-    nowhere = torch.full_like(start, -1)
-    owner_of, position_of = torch.cat([nowhere, owner], 1), torch.cat([torch.zeros_like(start), position], 1)
-    own = (owner_of[:, :, None] == owner_of[:, None]) & (position_of[:, :, None] >= position_of[:, None])
-    present = torch.cat([torch.ones_like(start, dtype=torch.bool), used], 1)
-    visible = (own | (owner_of == -1)[:, None]) & present[:, None]
+    # The sequence of a question: [CLS], which belongs to no candidate (-1), then the slots.
+    cls = ids[:, :1, 0]
+    candidate_of = torch.cat([torch.full_like(cls, -1), candidate], 1)
+    position_of = torch.cat([torch.zeros_like(cls), order % inner + 1], 1)
+    slot_used = torch.cat([torch.ones_like(cls, dtype=torch.bool), used], 1)
+    same_candidate = candidate_of[:, :, None] == candidate_of[:, None]
+    earlier = position_of[:, :, None] >= position_of[:, None]
+    visible = ((same_candidate & earlier) | (candidate_of == -1)[:, None]) & slot_used[:, None]
     visible[:, :, 0] = True
     states = network.decode(
-        torch.cat([start, tokens], 1), visible[:, None], questions.states, questions.mask, position_ids=position_of
+        torch.cat([cls, tokens], 1), visible[:, None], questions.states, questions.mask, position_ids=position_of
     )[:, 1:]
-    found = torch.cat(
+    log_probabilities = torch.cat(
         [
-            _log_probability(network.predict_words(part), target)
-            for part, target in zip(states.flatten(0, 1).split(block), targets.flatten().split(block), strict=True)
+            _log_probability(network.predict_words(states_of_block), targets_of_block)
+            for states_of_block, targets_of_block in zip(
+                states.flatten(0, 1).split(block), targets.flatten().split(block), strict=True
+            )
         ]
     ).view_as(targets)
-    sums = torch.zeros(rows, candidates, dtype=found.dtype, device=found.device)
-    return sums.scatter_add(1, owner, found.masked_fill(~used, 0))
+    sums = torch.zeros(rows, candidates, dtype=log_probabilities.dtype, device=log_probabilities.device)
+    return sums.scatter_add(1, candidate, log_probabilities.masked_fill(~used, 0))
 
 
 def _log_probability(logits: Tensor, target: Tensor) -> Tensor:
@@ -194,33 +208,36 @@ def generate_answers(
     Returns:
         Token ids [Q, max_tokens] without [CLS], filled up with [SEP], and the mean log-probability [Q] of a token.
     """
-    total, device = len(questions.states), questions.states.device
+    total = len(questions.states)
+    device = questions.states.device
     ids = torch.full((total, beams, max_tokens + 1), sep_token, dtype=torch.long, device=device)
     ids[:, :, 0] = cls_token
     scores = torch.full((total, beams), -torch.inf, device=device)
     scores[:, 0] = 0  # all beams are equal at first
-    best_ids, best = ids[:, 0].clone(), torch.full((total,), -torch.inf, device=device)
+    best_ids = ids[:, 0].clone()
+    best = torch.full((total,), -torch.inf, device=device)
     ended = torch.zeros(total, dtype=torch.long, device=device)
-    owner = torch.arange(total, device=device).repeat_interleave(beams)
+    question = torch.arange(total, device=device).repeat_interleave(beams)
     for length in range(1, max_tokens + 1):
         prefix = ids[:, :, :length].flatten(0, 1)
-        states = network.decode(prefix, causal(torch.ones_like(prefix)), questions.states, questions.mask, owner)
+        states = network.decode(prefix, causal(torch.ones_like(prefix)), questions.states, questions.mask, question)
         steps = network.predict_words(states[:, -1]).log_softmax(-1).unflatten(0, (total, beams))
         if length == 1:
             steps[:, :, sep_token] = -torch.inf
         running = (scores[:, :, None] + steps).flatten(1)
-        top, place = running.topk(2 * beams, 1)  # at most one ending of each beam: enough to go on
-        beam, token = place // steps.shape[2], place % steps.shape[2]
+        top, index = running.topk(2 * beams, 1)  # at most one ending of each beam: enough to go on
+        beam = index // steps.shape[2]
+        token = index % steps.shape[2]
         grown = ids.gather(1, beam[:, :, None].expand(-1, -1, ids.shape[2])).clone()
         grown[:, :, length] = token
         finished = (token == sep_token) | (length == max_tokens)
         counted = finished.clone()
         counted[:, beams:] = False  # only what is among the best ends
         final = (top / length).masked_fill(~counted | (ended >= beams)[:, None], -torch.inf)
-        value, which = final.max(1)
-        better = value > best
-        best = torch.where(better, value, best)
-        best_ids = torch.where(better[:, None], grown[torch.arange(total, device=device), which], best_ids)
+        score, winner = final.max(1)
+        better = score > best
+        best = torch.where(better, score, best)
+        best_ids = torch.where(better[:, None], grown[torch.arange(total, device=device), winner], best_ids)
         ended += counted.sum(1)
         order = finished.int().sort(dim=1, stable=True)[1][:, :beams]
         scores = top.gather(1, order).masked_fill(finished.gather(1, order), -torch.inf)
@@ -229,3 +246,49 @@ def generate_answers(
         if not bool(all_reduce_max((ended < beams).any().int())):
             break
     return best_ids[:, 1:], best
+
+
+def answer_maps(
+    network: VQANetwork,
+    image: Tensor,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    answer_ids: Tensor,
+    pad_token: int,
+    layer: int | None = None,
+) -> Tensor:
+    """Map answers to the patches whose attention, by any word of the question, increases the answer's probability.
+
+    Args:
+        network: the networks, in eval mode.
+        image: [B, 3, S, S].
+        input_ids: long [B, Lq].
+        attention_mask: [B, Lq].
+        answer_ids: long [B, L], [CLS], words, [SEP], padding.
+        pad_token: id of the padding.
+        layer: index of the fusion layer, counted from the first text layer; by default the middle one.
+
+    Returns:
+        [B, g, g], the mean over the question's tokens, in float32 at least.
+    """
+    attention = cross_attention(network.text_encoder, layer, of_words=False)
+    answer_mask = (answer_ids != pad_token).long()
+    question = torch.arange(len(image), device=image.device)
+    # Lightning evaluates in inference mode, which has no gradients.
+    with torch.inference_mode(False):
+        image, input_ids, attention_mask, answer_ids, answer_mask, question = (
+            tensor.clone() for tensor in (image, input_ids, attention_mask, answer_ids, answer_mask, question)
+        )
+        answers = Answers(answer_ids, answer_mask, question, answer_mask[:, 0].float(), target_positions(answer_mask))
+        with torch.no_grad():
+            tokens = network.encode_image(image)
+        with torch.enable_grad(), recording(dict(attention.self.items()), attention.output) as record:
+            states = network.encode_text(input_ids, attention_mask, tokens)
+            logits = token_logits(network, Questions(states, attention_mask), answers)
+            targets = answer_ids[:, 1:].flatten()[answers.positions]
+            log_probability = logits.log_softmax(-1).gather(1, targets[:, None]).sum()
+            (gradient,) = torch.autograd.grad(log_probability, record["context"])
+        token_maps = relevance(record["query"], record["key"], record["value"], gradient, attention.heads)
+        weight = attention_mask[:, :, None].to(token_maps.dtype)  # [B, Lq, 1]; the maps are [B, Lq, N - 1]
+        maps: Tensor = (token_maps * weight).sum(1) / weight.sum(1)
+        return maps.unflatten(-1, network.visual_encoder.patch_embed.grid_size)

@@ -18,16 +18,14 @@ from torch import Tensor
 from ....callbacks.draws import draw_uniform, global_positions
 from ....common.ranges import COUNT
 from ...core.memory import in_slices
-from ...core.settings import settings
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..counts import mean_count
 from ..itm import forbidden_pairs
-from ..settings import MemorySettings, TextSettings, VisionSettings
+from ..losses import mean_count
+from ..settings import AssignmentOptimSettings, MemorySettings, TextSettings, VisionSettings
 from . import weights as initial_weights
 from .network import AssignmentNetwork
 from .official import double_fusion
-from .settings import AssignmentOptimSettings
 from .task import TaskMethod
 
 TEMPERATURE = 0.07
@@ -44,29 +42,31 @@ class Assignment(NamedTuple):
 
 
 def draw_assignment(features: Tensor, forbidden: Tensor) -> Assignment:
-    """Draw the images of each text: with probability 2/3 its own and a negative, in either order, else two negatives.
+    """Draw two images of each text: with probability 2/3 its image and a negative, in either order, else two negatives.
 
     Negatives are drawn with probability softmax(similarity / 0.07), the second without the first. A text with one
-    admissible negative always gets its own image too; one without is left out of the loss.
+    admissible negative always gets its image too; a text without any is left out of the loss.
 
     Args:
         features: unit-length features [B, E] of the images.
-        forbidden: boolean [B, B], true where the image is no negative; it must be true on the diagonal.
+        forbidden: boolean [B, B], true where the image cannot be a negative; it must be true on the diagonal.
     """
     similarity = (features @ features.T / TEMPERATURE).masked_fill(forbidden, -torch.inf)
     # The order of a race with these rates is that of draws without replacement; in logarithms no rate underflows.
-    size, device = len(similarity), similarity.device
+    size = len(similarity)
+    device = similarity.device
     race = similarity - (-draw_uniform(size, global_positions(size, device), device).log()).log()
     negatives = race.nan_to_num(nan=0.0).topk(min(2, len(race)), dim=1).indices
-    first, second = negatives[:, 0], negatives[:, -1]
+    first_negative = negatives[:, 0]
+    second_negative = negatives[:, -1]
     candidates = (~forbidden).sum(1)
-    own = torch.arange(size, device=device)
-    order = draw_uniform(size, 2, device)
-    with_own = (order[:, 0] > 1 / 3) | (candidates < 2)
-    in_front = order[:, 1] > 0.5
-    label = torch.where(with_own, torch.where(in_front, 0, 1), 2)
-    left = torch.where(label == 0, own, first)
-    right = torch.where(label == 0, first, torch.where(label == 1, own, second))
+    matching_image = torch.arange(size, device=device)
+    draws = draw_uniform(size, 2, device)
+    with_match = (draws[:, 0] > 1 / 3) | (candidates < 2)
+    match_is_left = draws[:, 1] > 0.5
+    label = torch.where(with_match, torch.where(match_is_left, 0, 1), 2)
+    left = torch.where(label == 0, matching_image, first_negative)
+    right = torch.where(label == 0, first_negative, torch.where(label == 1, matching_image, second_negative))
     return Assignment(left, right, label, candidates > 0)
 
 
@@ -104,37 +104,37 @@ class TextAssignmentModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(VisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.optim = settings(AssignmentOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.weights, self.positives, self.momentum = weights, positives, None
-        self.save_settings()
+        self.take_arguments(locals())
+        self.momentum = None
+        self.weights = weights
+        self.positives = positives
 
-        self.build(lambda text, recompute: AssignmentNetwork(vision, text, embed_dim, recompute))
+        self.build(lambda text, recompute: AssignmentNetwork(self.vision, text, embed_dim, recompute))
         self.register_buffer("temperature", torch.tensor([TEMPERATURE]))  # of the pre-training, for its layout
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the three classes, averaged over the texts of all processes."""
-        student, slice_rows = self.student, self.memory.micro_batch_size
-        ids, mask = batch["input_ids"], batch["attention_mask"]
+        student = self.student
+        slice_rows = self.memory.micro_batch_size
+        ids = batch["input_ids"]
+        mask = batch["attention_mask"]
         (tokens,) = in_slices(lambda image: (student.encode_image(image),), slice_rows, batch["image"])
         with torch.no_grad():
             features = student.project_image(tokens)
-            drawn = draw_assignment(features, forbidden_pairs(batch["image_id"], ids, self.positives))
+            images = draw_assignment(features, forbidden_pairs(batch["image_id"], ids, self.positives))
         (logits,) = in_slices(
-            lambda *rows: (student.fuse(*rows),), slice_rows, ids, mask, tokens[drawn.left], tokens[drawn.right]
+            lambda *rows: (student.fuse(*rows),), slice_rows, ids, mask, tokens[images.left], tokens[images.right]
         )
-        losses = F.cross_entropy(logits, drawn.label, reduction="none") * drawn.exists
-        loss = losses.sum() / mean_count(drawn.exists.sum(), logits.dtype)
+        losses = F.cross_entropy(logits, images.label, reduction="none") * images.exists
+        loss = losses.sum() / mean_count(images.exists.sum(), logits.dtype)
         self.log_step(loss)
         return loss
 
     def by_process(self) -> list[str]:
-        """Return that negatives are of the batch of a process."""
+        """Return a clause for each result that depends on how the global batch is divided among the processes."""
         return ["negatives are drawn from the batch of each process"]
 
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return that each fusion layer of a trained ALBEF starts both halves, and that the head is new."""
+        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
         return initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)

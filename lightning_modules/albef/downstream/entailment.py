@@ -10,15 +10,12 @@ from torch import Tensor
 from ....callbacks import ClassPredictionWriter
 from ....common.ranges import COUNT
 from ...base.example_batch import pair_batch
-from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation, check_classes
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..settings import MemorySettings, TextSettings
+from ..settings import EntailmentMomentumSettings, MemorySettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from . import weights as initial_weights
-from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
-from .settings import EntailmentMomentumSettings, TaskOptimSettings, TaskVisionSettings
 from .task import LONGEST_EXAMPLE, TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image")
@@ -57,16 +54,12 @@ class EntailmentModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(EntailmentMomentumSettings, momentum)
-        self.optim = settings(TaskOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.weights, self.num_classes = weights, num_classes
-        self.save_settings()
+        self.take_arguments(locals())
+        self.weights = weights
+        self.num_classes = num_classes
 
         def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(vision, text, class_head(text.width, num_classes), 1, recompute)
+            return TaskNetwork(self.vision, text, class_head(text.width, num_classes), 1, recompute)
 
         self.build(network)
         self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)
@@ -74,14 +67,7 @@ class EntailmentModule(TaskMethod):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy, with the teacher's classes as soft targets."""
         alpha = self.current_alpha()
-        loss = distilled_loss(
-            self.student,
-            self.teacher,
-            self.memory.micro_batch_size,
-            batch["label"],
-            alpha,
-            *(batch[name] for name in INPUTS),
-        )
+        loss = self.distilled_loss(alpha, batch["label"], *(batch[name] for name in INPUTS))
         self.log_step(loss, alpha)
         return loss
 
@@ -91,7 +77,7 @@ class EntailmentModule(TaskMethod):
         return logits
 
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return that only the head is new."""
+        """Start from a trained ALBEF without projections and language-model head; the classification head is new."""
         return initial_weights.TaskWeights(new=("cls_head.",))
 
     def on_fit_start(self) -> None:

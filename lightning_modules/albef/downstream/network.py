@@ -1,8 +1,9 @@
-"""Networks of the tasks that classify a text with its image or images (section 5 of the paper).
+"""Networks of the tasks: of those that classify a text with its image or images, and of VQA (section 5 of the paper).
 
 Submodules have the authors' names, except for the doubled layers of `PairFusionLayer`.
 
-Shapes: B samples, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, C classes.
+Shapes: B samples or images, N image tokens (CLS first), L text tokens (CLS first), D text width, V image width, C
+classes; in VQA Q questions of Lq tokens, A answers of L tokens, W words of the vocabulary.
 """
 
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from ...core.precision import at_least_float32, unit
-from ...networks.attention import set_vit_attention
-from ..network import FusionBert, FusionLayer, bert_sizes, image_encoder
+from ..network import FusionBert, FusionLayer, ImageNetwork, bert_sizes
 from ..settings import TextSettings, VisionSettings
 
 
@@ -39,7 +39,7 @@ class PairFusionLayer(nn.Module):
         return out
 
 
-class TaskNetwork(nn.Module):
+class TaskNetwork(ImageNetwork):
     """Image encoder, text and fusion encoder, and a head on the fused [CLS].
 
     Args:
@@ -58,23 +58,14 @@ class TaskNetwork(nn.Module):
         images: int = 1,
         activation_checkpointing: bool = False,
     ) -> None:
-        super().__init__()
-        self.visual_encoder = image_encoder(vision, activation_checkpointing)
+        super().__init__(vision, activation_checkpointing)
         fusion = FusionLayer if images == 1 else PairFusionLayer
         self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head=False, fusion=fusion)
         self.text_encoder.bert.activation_checkpointing = activation_checkpointing
         self.cls_head = head
 
-    def encode_image(self, image: Tensor) -> Tensor:
-        """Encode images [B, 3, S, S] as tokens [B, N, V], CLS first."""
-        set_vit_attention(self.visual_encoder, image)
-        return self.visual_encoder(image)
-
     def fuse(self, input_ids: Tensor, attention_mask: Tensor, *image_tokens: Tensor) -> Tensor:
-        """Encode texts [B, L] and fuse them with the tokens [B, N, V] of each image: logits [B, C].
-
-        They are in float32 at least.
-        """
+        """Fuse texts [B, L] with the tokens [B, N, V] of each image: logits [B, C] in float32 at least."""
         states = self.text_encoder.encode(input_ids, attention_mask)
         second = image_tokens[1] if len(image_tokens) > 1 else None
         fused = self.text_encoder.fuse(states, attention_mask, image_tokens[0], second)
@@ -83,8 +74,8 @@ class TaskNetwork(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, *images: Tensor) -> Tensor:
         """Return logits [B, C] of texts [B, L] with their images, each [B, 3, S, S]; all go through the ViT at once."""
         if not len(input_ids):  # a process whose images are unusable; the layers cannot reshape an empty batch
-            one = [torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (input_ids, *images)]
-            return self(one[0], torch.ones_like(one[0]), *one[1:])[:0]
+            ids, *images_of_row = [each.new_zeros(1, *each.shape[1:]) for each in (input_ids, *images)]
+            return self(ids, torch.ones_like(ids), *images_of_row)[:0]
         tokens = self.encode_image(torch.cat(images)).chunk(len(images))
         return self.fuse(input_ids, attention_mask, *tokens)
 
@@ -121,3 +112,82 @@ class AssignmentNetwork(TaskNetwork):
     def project_image(self, image_tokens: Tensor) -> Tensor:
         """Project image tokens [B, N, V] to unit-length contrastive features [B, E], in float32 at least."""
         return unit(self.vision_proj(image_tokens[:, 0]))
+
+
+class VQANetwork(ImageNetwork):
+    """Image encoder, question encoder and answer decoder, for the student or the teacher.
+
+    The question encoder has the text and fusion layers of pre-training. The decoder has as many layers as there are
+    fusion layers, each with cross-attention to the question, and its own embeddings and language-model head.
+
+    Args:
+        vision: sizes of the image encoder.
+        text: sizes of the question encoder.
+        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    """
+
+    def __init__(self, vision: VisionSettings, text: TextSettings, activation_checkpointing: bool = False) -> None:
+        super().__init__(vision, activation_checkpointing)
+        self.text_encoder = FusionBert(bert_sizes(text), text.depth, vision.width, language_head=False)
+        self.text_decoder = FusionBert(bert_sizes(text, text.fusion_depth), 0, text.width)
+        for bert in (self.text_encoder.bert, self.text_decoder.bert):
+            bert.activation_checkpointing = activation_checkpointing
+
+    def resize_vocabulary(self, entries: int) -> None:
+        """Keep the embeddings, and the head's outputs, of the first `entries` words."""
+        self.text_encoder.resize_vocabulary(entries)
+        self.text_decoder.resize_vocabulary(entries)
+
+    def encode_text(
+        self, input_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
+    ) -> Tensor:
+        """Encode questions, ids and mask [Q, Lq], with their images: [Q, Lq, D].
+
+        Args:
+            input_ids: long [Q, Lq].
+            attention_mask: [Q, Lq].
+            image_tokens: [B, N, V].
+            image_index: long [Q], the image of each question; None if question b belongs to image b.
+        """
+        states = self.text_encoder.encode(input_ids, attention_mask)
+        return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)
+
+    def decode(
+        self,
+        input_ids: Tensor,
+        visible: Tensor,
+        question_states: Tensor,
+        question_mask: Tensor,
+        question_index: Tensor | None = None,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        """Run the decoder on answers.
+
+        Args:
+            input_ids: long [A, L].
+            visible: boolean [A, 1, L, L], the tokens that each token attends to.
+            question_states: [Q, Lq, D].
+            question_mask: [Q, Lq].
+            question_index: long [A], the question of each answer; None if answer q belongs to question q.
+            position_ids: long [A, L]; None counts from 0.
+
+        Returns:
+            States [A, L, D].
+        """
+        if not len(input_ids):  # a dummy row, as in `BertTrunk.encode`, because sharded networks communicate
+            ids = torch.zeros(1, 1, dtype=torch.long, device=input_ids.device)
+            mask = torch.ones_like(ids)
+            question = question_states.new_zeros(1, 1, question_states.shape[-1])
+            states = self.decode(ids, mask.bool()[None, None], question, mask)
+            return states.expand(1, input_ids.shape[1], -1)[:0]
+        bert = self.text_decoder.bert
+        question_visible = question_mask != 0
+        states = bert.embeddings(input_ids, position_ids=position_ids)
+        for layer in self.text_decoder.layers:
+            states = bert.run(layer, states, visible, question_states, question_index, question_visible)
+        return states
+
+    def predict_words(self, states: Tensor) -> Tensor:
+        """Map states [P, D] to vocabulary logits [P, W], in float32 at least."""
+        assert self.text_decoder.cls is not None
+        return at_least_float32(self.text_decoder.cls(states))

@@ -8,16 +8,13 @@ from torch import Tensor
 
 from ....callbacks import ClassPredictionWriter
 from ...base.example_batch import pair_batch
-from ...core.settings import settings
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..settings import MemorySettings, TextSettings
+from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from . import weights as initial_weights
-from .distillation import distilled_loss
 from .network import TaskNetwork, class_head
 from .official import double_fusion
-from .settings import TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings
 from .task import LONGEST_EXAMPLE, TaskMethod
 
 INPUTS = ("input_ids", "attention_mask", "image_left", "image_right")
@@ -56,16 +53,11 @@ class NLVR2Module(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(TaskMomentumSettings, momentum)
-        self.optim = settings(TaskOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
+        self.take_arguments(locals())
         self.weights = weights
-        self.save_settings()
 
         def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(vision, text, class_head(text.width, 2), 2, recompute)
+            return TaskNetwork(self.vision, text, class_head(text.width, 2), 2, recompute)
 
         self.build(network)
         self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)
@@ -73,14 +65,7 @@ class NLVR2Module(TaskMethod):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the cross-entropy, with the teacher's classes as soft targets."""
         alpha = self.current_alpha()
-        loss = distilled_loss(
-            self.student,
-            self.teacher,
-            self.memory.micro_batch_size,
-            batch["label"],
-            alpha,
-            *(batch[name] for name in INPUTS),
-        )
+        loss = self.distilled_loss(alpha, batch["label"], *(batch[name] for name in INPUTS))
         self.log_step(loss, alpha)
         return loss
 
@@ -90,7 +75,7 @@ class NLVR2Module(TaskMethod):
         return logits
 
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return that each fusion layer of a trained ALBEF starts both halves, and that the head is new."""
+        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
         return initial_weights.TaskWeights(new=("cls_head.",), unused=UNUSED, convert=double)
 

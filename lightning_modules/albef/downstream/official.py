@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....callbacks import AtomicCheckpointIO
 from ..official import official_name
@@ -20,16 +20,12 @@ HALVES = ("first.", "second.")
 def to_official(module: Any) -> dict[str, Tensor]:
     """Return the state of a task's module, with attributes `student` and `text`, under the authors' names."""
     state = module.state_dict()
-    official = {task_name(own, module.text.depth): tensor for own, tensor in state.items()}
+    official = {task_name(name, module.text.depth): tensor for name, tensor in state.items()}
     if "temp" in official:
         official["temp"] = official["temp"].squeeze(0)
-    for root in ("student", "teacher"):
-        network: nn.Module | None = getattr(module, root, None)
-        for part in ("text_encoder", "text_decoder"):
-            encoder: Any = getattr(network, part, None)
-            if encoder is not None:
-                own = f"{root}.{part}.bert.embeddings.position_ids"
-                official[official_name(own, flat=True)] = encoder.bert.embeddings.position_ids
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if name.endswith("bert.embeddings.position_ids"):
+            official[official_name(name, flat=True)] = buffer
     return official
 
 
@@ -42,21 +38,21 @@ def save_official(module: Any, path: str | Path) -> None:
     AtomicCheckpointIO().save_checkpoint({"model": to_official(module)}, path)
 
 
-def task_name(own: str, depth: int) -> str:
+def task_name(name: str, depth: int) -> str:
     """Return the authors' name of a tensor.
 
     Args:
-        own: name in this package.
+        name: name in this package.
         depth: number of text layers, which are not doubled.
     """
 
-    def number(found: re.Match[str]) -> str:
-        layer = int(found[2])
-        if found[3]:
-            layer = depth + 2 * (layer - depth) + HALVES.index(found[3])
-        return f"{found[1]}{layer}."
+    def numbered(match: re.Match[str]) -> str:
+        layer = int(match[2])
+        if match[3]:
+            layer = depth + 2 * (layer - depth) + HALVES.index(match[3])
+        return f"{match[1]}{layer}."
 
-    return official_name(_LAYER.sub(number, own), flat=True)
+    return official_name(_LAYER.sub(numbered, name), flat=True)
 
 
 def double_fusion(state: Mapping[str, Tensor], depth: int, fusion_depth: int) -> dict[str, Tensor]:
@@ -70,18 +66,19 @@ def double_fusion(state: Mapping[str, Tensor], depth: int, fusion_depth: int) ->
         depth: number of text layers.
         fusion_depth: number of doubled layers.
     """
-    numbers = [int(found[2]) for name in state if (found := _LAYER.search(name))]
-    numbered = max(numbers, default=-1) + 1 == depth + 2 * fusion_depth
+    layers = [int(match[2]) for name in state if (match := _LAYER.search(name))]
+    numbered = max(layers, default=-1) + 1 == depth + 2 * fusion_depth
     doubled: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        found = _LAYER.search(name)
-        if found is None or found[3] or int(found[2]) < depth:
+        match = _LAYER.search(name)
+        if match is None or match[3] or int(match[2]) < depth:
             doubled[name] = tensor
             continue
-        layer = int(found[2])
+        layer = int(match[2])
         halves: tuple[str, ...] = HALVES
         if numbered:
-            layer, half = depth + (layer - depth) // 2, (layer - depth) % 2
+            half = (layer - depth) % 2
+            layer = depth + (layer - depth) // 2
             halves = (HALVES[half],)
         for half_name in halves:
             doubled[_LAYER.sub(rf"\g<1>{layer}.{half_name}", name)] = tensor
@@ -101,10 +98,10 @@ def with_decoder(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
         return dict(state)
     decoder: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        root, part, inner = [*name.split(".", 2), "", ""][:3]
-        found = _LAYER.search(name)
-        if part == "text_encoder" and (found is None or int(found[2]) >= depth):
-            if found is not None:
-                inner = inner.replace(f"layer.{found[2]}.", f"layer.{int(found[2]) - depth}.", 1)
-            decoder[f"{root}.text_decoder.{inner}"] = tensor
+        root, module, parameter = [*name.split(".", 2), "", ""][:3]
+        match = _LAYER.search(name)
+        if module == "text_encoder" and (match is None or int(match[2]) >= depth):
+            if match is not None:
+                parameter = parameter.replace(f"layer.{match[2]}.", f"layer.{int(match[2]) - depth}.", 1)
+            decoder[f"{root}.text_decoder.{parameter}"] = tensor
     return dict(state) | decoder

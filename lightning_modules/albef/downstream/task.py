@@ -1,10 +1,11 @@
-"""The common part of the tasks' methods: a student, its momentum teacher, and a start from a trained ALBEF."""
+"""The base of the tasks' methods: a student, its momentum teacher, and a start from a trained ALBEF."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -13,17 +14,18 @@ from ....callbacks import EMACallback, EMAPair, StepSeedCallback, missing_callba
 from ...base.example_batch import pair_batch
 from ...base.method import Method
 from ...base.vocabulary import TextTower
-from ...core.preprocessing import preprocessing_of_checkpoint
+from ...core.checkpoints import preprocessing_of_checkpoint
+from ...core.memory import in_slices
 from ...core.trainers import trainer_of
-from ...optim.adamw import adamw
+from ...losses.soft_targets import soft_cross_entropy
+from ...optim.optimizers import adamw
 from ...optim.schedules import Schedule
 from ..export import write_official
-from ..schedule import paper_schedule
-from ..settings import MemorySettings, TextSettings, VisionSettings
-from ..teacher import copy_student, ramped_alpha, teacher_text
+from ..network import copy_student
+from ..schedule import paper_schedule, ramped_alpha
+from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TextSettings, VisionSettings
 from . import weights as initial_weights
 from .official import save_official
-from .settings import TaskMomentumSettings, TaskOptimSettings
 
 LONGEST_EXAMPLE = 40
 """Tokens of the longest text of an example batch, where data do not truncate: 30 words, some of several tokens."""
@@ -54,25 +56,42 @@ class TaskMethod(Method):
             network: from the settings of the text encoder, and whether blocks recompute their activations.
 
         Raises:
-            UserError: If weights of a part are named, which a task would not load.
+            UserError: If the weights of an encoder are named, which a task would not load.
         """
         initial_weights.check_sources(self.vision, self.text)
         self.student = network(self.text, self.memory.activation_checkpointing)
         self.teacher = None
         if self.momentum is not None and self.momentum.distill:
-            self.teacher = network(teacher_text(self.text, self.momentum), False)
+            self.teacher = network(self.momentum.teacher_text(self.text), False)
             copy_student(self.student, self.teacher)
         self.start_vocabulary()
 
     @abstractmethod
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return how the networks start from those of a trained ALBEF."""
+        """Return which weights of a trained ALBEF a task takes, and how it renames them."""
 
     def current_alpha(self) -> float:
         """Return the weight of the teacher's soft targets in this batch; 0 without a teacher."""
         if self.momentum is None or self.teacher is None:
             return 0.0
         return ramped_alpha(self.trainer, self.momentum)
+
+    def distilled_loss(self, alpha: float, label: Tensor, *inputs: Tensor) -> Tensor:
+        """Classify a batch, and return (1 - alpha) CE(label) + alpha CE(teacher's classes), a mean over the samples.
+
+        Args:
+            alpha: weight of the teacher's soft targets (section 3.3); without a teacher there are none.
+            label: long [B].
+            *inputs: what the networks classify, tensors [B, ...].
+        """
+        slice_rows = self.memory.micro_batch_size
+        logits = classify(self.student, slice_rows, *inputs)
+        hard = F.cross_entropy(logits, label)
+        if self.teacher is None:
+            return hard
+        with torch.no_grad():
+            targets = classify(self.teacher, slice_rows, *inputs).softmax(-1)
+        return (1 - alpha) * hard + alpha * soft_cross_entropy(logits.log_softmax(-1), targets).mean()
 
     @torch.compiler.disable  # logging a name for the first time would compile the whole step again
     def log_step(self, loss: Tensor, alpha: float | None = None) -> None:
@@ -83,9 +102,12 @@ class TaskMethod(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply averaging, seeds and the writer of predictions, unless the user gives them."""
-        own: list[Callback] = [] if self.teacher is None else [EMACallback()]
-        own += [StepSeedCallback()] if self.writer is None else [StepSeedCallback(), self.writer()]
-        return missing_callbacks(self.trainer.callbacks, *own)  # type: ignore[attr-defined]
+        required: list[Callback] = [StepSeedCallback()]
+        if self.teacher is not None:
+            required.insert(0, EMACallback())
+        if self.writer is not None:
+            required.append(self.writer())
+        return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return what `EMACallback` averages after each optimizer step; nothing without a teacher."""
@@ -142,3 +164,12 @@ class TaskMethod(Method):
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
         return write_official(cls, save_official, f"layout of {cls.__name__}", content, source, target)
+
+
+def classify(network: nn.Module, slice_rows: int | None, *inputs: Tensor) -> Tensor:
+    """Return logits [B, C] of a network's inputs, of which `slice_rows` rows pass at a time; None for all at once."""
+
+    def classify_rows(*rows: Tensor) -> tuple[Tensor]:
+        return (network(*rows),)
+
+    return in_slices(classify_rows, slice_rows, *inputs)[0]

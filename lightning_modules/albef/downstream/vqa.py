@@ -7,25 +7,31 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ....callbacks import AnswerWriter
+from ....callbacks.distributed.collectives import all_reduce_max
+from ....common.errors import UserError
 from ...base.example_batch import image_batch, text_length
 from ...core.memory import in_slices
-from ...core.settings import settings
-from ...evaluation.answers import AnswerEvaluation
+from ...evaluation.generated_texts import AnswerEvaluation
 from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..counts import mean_count
+from ..losses import mean_count
 from ..mlm import check_special_tokens
-from ..settings import MemorySettings, TextSettings
-from . import answer_maps as maps
+from ..settings import (
+    AnswerSettings,
+    MemorySettings,
+    TaskMomentumSettings,
+    TaskVisionSettings,
+    TextSettings,
+    VQAOptimSettings,
+)
 from . import weights as initial_weights
-from .answering import answered
-from .answers import Answers, Questions, answer_loss, token_logits
+from .answers import Answers, Questions, answer_loss, answer_maps, generate_answers, rank_answers, token_logits
+from .network import VQANetwork
 from .official import with_decoder
-from .settings import AnswerSettings, TaskMomentumSettings, TaskVisionSettings, VQAOptimSettings
 from .task import TaskMethod
-from .vqa_network import VQANetwork
 
 
 class VQAModule(TaskMethod):
@@ -46,6 +52,8 @@ class VQAModule(TaskMethod):
         lr_scheduler: replaces the paper's schedule.
     """
 
+    optim: VQAOptimSettings
+    answers: AnswerSettings
     writer = AnswerWriter
 
     def __init__(
@@ -61,33 +69,36 @@ class VQAModule(TaskMethod):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.vision = vision = settings(TaskVisionSettings, vision)
-        self.text = text = settings(TextSettings, text)
-        self.momentum = momentum = settings(TaskMomentumSettings, momentum)
-        self.optim = settings(VQAOptimSettings, optim)
-        self.memory = memory = settings(MemorySettings, memory)
-        self.answers = settings(AnswerSettings, answers)
+        self.take_arguments(locals())
         self.weights = weights
-        self.save_settings()
 
-        self.build(lambda text, recompute: VQANetwork(vision, text, recompute))
+        self.build(lambda text, recompute: VQANetwork(self.vision, text, recompute))
         self.evaluation = AnswerEvaluation()
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of generating the answers, weighted by how many people gave them, with soft targets."""
         alpha = self.current_alpha()
-        answers = Answers._make(batch[f"answer_{name}"] for name in ("ids", "mask", "index", "weight", "places"))
+        answers = Answers(
+            batch["answer_ids"],
+            batch["answer_mask"],
+            batch["answer_index"],
+            batch["answer_weight"],
+            batch["answer_places"],
+        )
         logits = token_logits(self.student, self._encode(self.student, batch), answers)
-        soft = None
+        teacher_logits = None
         if self.teacher is not None:
             with torch.no_grad():
-                soft = token_logits(self.teacher, self._encode(self.teacher, batch), answers)
-        loss = answer_loss(logits, soft, answers, alpha, self._questions(batch))
+                teacher_logits = token_logits(self.teacher, self._encode(self.teacher, batch), answers)
+        loss = answer_loss(logits, teacher_logits, answers, alpha, self._questions(batch))
         self.log_step(loss, alpha)
         return loss
 
     def _encode(self, network: VQANetwork, batch: Batch) -> Questions:
-        image, ids, mask = batch["image"], batch["input_ids"], batch["attention_mask"]
+        """Encode the questions of a batch, each image once."""
+        image = batch["image"]
+        ids = batch["input_ids"]
+        mask = batch["attention_mask"]
         slice_rows = self.memory.micro_batch_size
         if "image_index" not in batch:
 
@@ -97,13 +108,12 @@ class VQAModule(TaskMethod):
             return Questions(in_slices(encode_rows, slice_rows, image, ids, mask)[0], mask)
         (tokens,) = in_slices(lambda image: (network.encode_image(image),), slice_rows, image)
         # All processes have the same number of slices for any number of questions: sharded networks communicate.
-        sizes = slice_rows and [len(part) for part in ids.tensor_split(math.ceil(len(image) / slice_rows))]
-        (states,) = in_slices(
-            lambda *rows: (network.encode_text(rows[0], rows[1], tokens, rows[2]),),
-            sizes,
-            *(ids, mask, batch["image_index"]),
-        )
-        return Questions(states, mask)
+        sizes = slice_rows and [len(rows) for rows in ids.tensor_split(math.ceil(len(image) / slice_rows))]
+
+        def encode_questions(ids: Tensor, mask: Tensor, image_index: Tensor) -> tuple[Tensor]:
+            return (network.encode_text(ids, mask, tokens, image_index),)
+
+        return Questions(in_slices(encode_questions, sizes, ids, mask, batch["image_index"])[0], mask)
 
     @staticmethod
     def _questions(batch: Batch) -> Tensor | int:
@@ -130,15 +140,76 @@ class VQAModule(TaskMethod):
         return Questions(self.student.encode_text(input_ids, attention_mask, tokens, image_index), attention_mask)
 
     def answer_questions(self, batch: Batch) -> dict[str, Any]:
-        """Answer the questions of a batch, for `AnswerEvaluation`: the best answers and their probabilities."""
-        return answered(self, batch, self.datamodule)
+        """Answer the questions of a batch, for `AnswerEvaluation`; every process calls this.
+
+        Args:
+            batch: `image` [I, 3, S, S], `input_ids` and `attention_mask` [Q, Lq], and `image_index` [Q].
+
+        Returns:
+            `top_answers`, for each question its best answers, best first; `top_probabilities` [Q, n], of the answers
+            among the candidates, or for written answers the geometric mean of the tokens' probabilities; and
+            `answer_ids` [Q, L] of the best, with [CLS] and [SEP].
+
+        Raises:
+            UserError: If the datamodule has no questions.
+        """
+        data = self.datamodule
+        if data is None or not hasattr(data, "encoded_answers"):
+            raise UserError(
+                f"Expected a datamodule of questions, which has a list of answers or decodes what is written, got "
+                f"{type(data).__name__}: use VQADataModule."
+            )
+        questions = self(*_equal_counts(batch))
+        count = len(batch["input_ids"])
+        if self.answers.how == "generate" or not data.answers:
+            return self._written_answers(questions, count, data)
+        return self._listed_answers(questions, count, data)
+
+    def _written_answers(self, questions: Questions, count: int, data: Any) -> dict[str, Any]:
+        """Answer the first `count` questions by beam search."""
+        text = self.text
+        written, score = generate_answers(
+            self.student,
+            questions,
+            text.cls_token_id,
+            text.sep_token_id,
+            self.answers.beams,
+            self.answers.max_tokens,
+        )
+        start = torch.full_like(written[:, :1], text.cls_token_id)
+        ids = pad(torch.cat([start, written], 1), (0, 1), value=text.sep_token_id)
+        after_end = (ids == text.sep_token_id).cumsum(1) > 1
+        return {
+            "top_answers": [[answer] for answer in data.decode_answers(written[:count].cpu())],
+            "top_probabilities": score[:count, None].exp(),
+            "answer_ids": ids.masked_fill(after_end, text.pad_token_id)[:count],
+        }
+
+    def _listed_answers(self, questions: Questions, count: int, data: Any) -> dict[str, Any]:
+        """Answer the first `count` questions from the data's list."""
+        listed = {name: tensor.to(questions.mask.device) for name, tensor in data.encoded_answers.items()}
+        ranked = rank_answers(
+            self.student,
+            questions,
+            listed["answer_ids"],
+            listed["answer_mask"],
+            self.answers.candidates,
+            self.answers.block,
+            self.answers.first_token_twice,
+        )
+        best = ranked.answer[:count, : self.answers.top]
+        return {
+            "top_answers": [[data.answers[index] for index in row] for row in best.tolist()],
+            "top_probabilities": ranked.probability[:count, : self.answers.top],
+            "answer_ids": listed["answer_ids"][best[:, 0]],
+        }
 
     def answer_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor, answer_ids: Tensor) -> Tensor:
         """Return Grad-CAM maps [B, g, g] of what an answer [B, L] to a question [B, Lq] looked at; in eval mode."""
-        return maps.answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
+        return answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
     def task_weights(self) -> initial_weights.TaskWeights:
-        """Return that the fusion layers, embeddings and head of a trained ALBEF start the decoder."""
+        """Start the decoder from the fusion layers, embeddings and language-model head of a trained ALBEF."""
         return initial_weights.TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
 
     def on_fit_start(self) -> None:
@@ -181,3 +252,20 @@ def example_questions(questions: int, length: int) -> dict[str, Tensor]:
         "answer_weight": torch.ones(len(answer_ids)),
         "answer_places": torch.arange(len(answer_ids) * predicted_tokens),
     }
+
+
+def _equal_counts(batch: Batch) -> tuple[Tensor, ...]:
+    """Return images, ids, masks and image indices, filled up to the same number of questions in every process.
+
+    There is at least one image and one question: sharded processes run the same layers, and the layers cannot reshape
+    an empty batch.
+    """
+    image = batch["image"]
+    ids = batch["input_ids"]
+    missing = max(int(all_reduce_max(torch.tensor(len(ids)))), 1) - len(ids)
+    return (
+        image if len(image) else image.new_zeros(1, *image.shape[1:]),
+        pad(ids, (0, 0, 0, missing)),
+        pad(batch["attention_mask"], (0, 0, 0, missing), value=1),
+        pad(batch["image_index"], (0, missing)),
+    )

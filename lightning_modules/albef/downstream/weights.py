@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from ....common.errors import UserError
-from ...core.fitting import load_fitting
+from ...core.fitting import fill_tied, load_fitting
 from ..official import QUEUES
 from ..settings import TextSettings, VisionSettings
 from ..weights import read_trained, resize_position_tables
@@ -28,8 +29,8 @@ class TaskWeights:
     """How a task starts from the weights of another model.
 
     Args:
-        new: prefixes of the parts of a network, such as "cls_head.", that may be missing and start at random then.
-        unused: prefixes of the parts of a trained ALBEF that the task does not have.
+        new: prefixes of a network's tensors, such as "cls_head.", that may be missing and then start at random.
+        unused: prefixes of the tensors of a trained ALBEF that the task does not have.
         convert: makes the task's networks from those of a trained ALBEF, under the names of this package, and returns
             a state of the task as it is.
     """
@@ -40,11 +41,11 @@ class TaskWeights:
 
 
 COMPLETE = TaskWeights(new=(), unused=())
-"""Weights of the task itself, of which nothing may be missing."""
+"""Weights of the task itself, all of which must be there."""
 
 
 def check_sources(vision: VisionSettings, text: TextSettings) -> None:
-    """Check that no weights of a part are named, which a task would not load.
+    """Check that no weights of an encoder are named, which a task would not load.
 
     Raises:
         UserError: If `vision.weights` or `text.weights` is given.
@@ -71,13 +72,10 @@ def start(module: Any, source: str | None, task: TaskWeights) -> None:
     if source is None:
         rank_zero_info(f"{name} starts at random: set model.weights to a trained ALBEF.")
         return
-    state, found, name_in_source = read_trained(source)
-    if name_in_source is not str:
-
-        def name_in_source(own: str) -> str:
-            return task_name(own, module.text.depth)
-
-    rank_zero_info(f"{name} starts with {load_task(module, state, found, task, name_in_source)}.")
+    state, description, name_in_source = read_trained(source)
+    if name_in_source is not str:  # the authors' layout
+        name_in_source = partial(task_name, depth=module.text.depth)
+    rank_zero_info(f"{name} starts with {load_task(module, state, description, task, name_in_source)}.")
 
 
 def load_task(
@@ -87,7 +85,7 @@ def load_task(
     task: TaskWeights,
     name_in_source: Callable[[str], str] = str,
 ) -> str:
-    """Load a state dict with the names of this package, strictly except for the parts that `task` names.
+    """Load a state dict with the names of this package, strictly except for the tensors that `task` names.
 
     Without a teacher in the source, the teacher becomes a copy of the student (or see `TaskMomentumSettings.start`).
     Position tables are resized to the module's grid.
@@ -103,44 +101,45 @@ def load_task(
         Description of what was loaded and what was not, for a log line.
 
     Raises:
-        UserError: If the rest does not fit; the message lists the keys. Nothing is loaded then.
+        UserError: If the other tensors do not fit; the message lists the keys. Nothing is loaded then.
     """
-    own, notes = module.state_dict(), list[str]()
-    unused = tuple(f"{root}.{part}" for root in ROOTS for part in task.unused)
-    kept = {
+    module_state = module.state_dict()
+    notes: list[str] = []
+    unused = tuple(f"{root}.{prefix}" for root in ROOTS for prefix in task.unused)
+    loaded = {
         name: tensor
         for name, tensor in task.convert(state).items()
-        if name in own or not name.startswith(("temperature", "itm_head.", *QUEUES, *unused))
+        if name in module_state or not name.startswith(("temperature", "itm_head.", *QUEUES, *unused))
     }
     if module.teacher is None:
-        kept = {name: tensor for name, tensor in kept.items() if not name.startswith("teacher.")}
-    random = {name: tensor for name, tensor in own.items() if name.startswith("teacher.")}
-    taught = any(name.startswith("teacher.") for name in kept)
+        loaded = {name: tensor for name, tensor in loaded.items() if not name.startswith("teacher.")}
+    random_teacher = {name: tensor for name, tensor in module_state.items() if name.startswith("teacher.")}
+    has_teacher = any(name.startswith("teacher.") for name in loaded)
 
-    parts = [part for part in task.new if not any(name.startswith(f"student.{part}") for name in kept)]
-    if parts:
-        notes.append(f"{', '.join(part.rstrip('.') for part in parts)} at random")
-        kept |= {name: own[name] for name in own if name.startswith(tuple(f"student.{part}" for part in parts))}
+    random = [prefix for prefix in task.new if not any(name.startswith(f"student.{prefix}") for name in loaded)]
+    if random:
+        notes.append(f"{', '.join(prefix.rstrip('.') for prefix in random)} at random")
+        names = tuple(f"student.{prefix}" for prefix in random)
+        loaded |= {name: tensor for name, tensor in module_state.items() if name.startswith(names)}
     if module.teacher is not None:
-        copied = tuple(task.new) if taught else ("",)
-        missing = [part for part in copied if not any(name.startswith(f"teacher.{part}") for name in kept)]
-        kept |= {
-            f"teacher.{name[8:]}": tensor
-            for name, tensor in kept.items()
-            if name.startswith(tuple(f"student.{part}" for part in missing))
-        }
-        if not taught:
+        copied = tuple(task.new) if has_teacher else ("",)
+        missing = [prefix for prefix in copied if not any(name.startswith(f"teacher.{prefix}") for name in loaded)]
+        names = tuple(f"student.{prefix}" for prefix in missing)
+        loaded |= {f"teacher.{name[8:]}": tensor for name, tensor in loaded.items() if name.startswith(names)}
+        if not has_teacher:
             notes.append("the teacher as the student's copy")
-    _check_shared(kept, own, source, name_in_source)
-    resized = resize_position_tables(module.student.visual_encoder, kept)
+    fill_tied(loaded, shared_names(module_state), source, "the model", name_in_source)
+    resized = resize_position_tables(loaded, module_state)
     if resized:
         notes.append(resized)
-    if module.teacher is not None and not taught and module.momentum.start == "random":
+    if module.teacher is not None and not has_teacher and module.momentum.start == "random":
         # The authors copy the random student before they load the weights, and average before the first pass.
         weight = 1 - module.momentum.momentum
-        kept |= {name: torch.lerp(tensor, kept[f"student.{name[8:]}"], weight) for name, tensor in random.items()}
+        loaded |= {
+            name: torch.lerp(tensor, loaded[f"student.{name[8:]}"], weight) for name, tensor in random_teacher.items()
+        }
         notes[notes.index("the teacher as the student's copy")] = "the teacher at random"
-    load_fitting(module, kept, f"{type(module).__name__} from {source}", name_in_source)
+    load_fitting(module, loaded, f"{type(module).__name__} from {source}", name_in_source)
     return ", ".join([source, *notes])
 
 
@@ -155,22 +154,10 @@ def shared_names(names: Mapping[str, Any]) -> dict[str, str]:
         ".text_decoder.cls.predictions.decoder.weight": ".text_decoder.bert.embeddings.word_embeddings.weight",
         ".text_decoder.cls.predictions.decoder.bias": ".text_decoder.cls.predictions.bias",
     }
-    return {name: name.replace(part, other) for name in names for part, other in redundant.items() if part in name}
+    return {name: name.replace(alias, other) for name in names for alias, other in redundant.items() if alias in name}
 
 
 def without_shared(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return a state without redundant names, which safetensors refuses."""
     shared = shared_names(state)
     return {name: tensor for name, tensor in state.items() if name not in shared}
-
-
-def _check_shared(
-    state: dict[str, Tensor], own: Mapping[str, Any], source: str, name_in_source: Callable[[str], str]
-) -> None:
-    """Fill in redundant names, and check that they have equal tensors."""
-    for alias, name in shared_names(own).items():
-        if name in state and not torch.equal(state.setdefault(alias, state[name]), state[name]):
-            raise UserError(
-                f"Expected equal values of {name_in_source(name)} and {name_in_source(alias)}, one tensor in the "
-                f"model, in {source}, got different values: give another checkpoint."
-            )

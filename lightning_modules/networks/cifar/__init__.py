@@ -7,11 +7,9 @@ from collections.abc import Callable
 from functools import partial
 
 from .classifier import Classifier, Stages
-from .mobilenet import MobileNetV2
-from .resnet import BasicResNet, BottleneckResNet
-from .shufflenet import ShuffleNetV1, ShuffleNetV2
+from .mobile import MobileNetV2, ShuffleNetV1, ShuffleNetV2
+from .resnet import BasicResNet, BottleneckResNet, WideResNet
 from .vgg import VGG
-from .wrn import WideResNet
 
 __all__ = ["CIFAR_NETWORKS", "Classifier", "Stages"]
 

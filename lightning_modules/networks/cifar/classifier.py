@@ -1,4 +1,4 @@
-"""Base class and initialisation of the CIFAR networks."""
+"""Base class and initialization of the CIFAR networks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -41,11 +41,11 @@ class Classifier(nn.Module, ABC):
 
     def forward_stages(self, image: Tensor, maps: bool = True) -> Stages:
         """Map images [B, 3, H, W] to the feature maps of the stages, if these are asked for, and pooled features."""
-        found: list[Tensor] = []
-        parts = [self.get_submodule(name) for name in (self.stages if maps else ())]
-        hooks = [part.register_forward_hook(lambda _, __, output: found.append(output)) for part in parts]
+        outputs: list[Tensor] = []
+        modules = [self.get_submodule(name) for name in (self.stages if maps else ())]
+        hooks = [module.register_forward_hook(lambda _, __, output: outputs.append(output)) for module in modules]
         try:
-            return Stages(found, self.forward_features(image))
+            return Stages(outputs, self.forward_features(image))
         finally:
             for hook in hooks:
                 hook.remove()
@@ -61,7 +61,7 @@ def pool(maps: Tensor) -> Tensor:
 
 
 def init_convolutions(network: nn.Module) -> None:
-    """Initialise convolutions by Kaiming's rule for the fan-out, N(0, 2 / (k * k * outputs)), with zero biases."""
+    """Initialize convolutions by Kaiming's rule for the fan-out, N(0, 2 / (k * k * outputs)), with zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -70,6 +70,6 @@ def init_convolutions(network: nn.Module) -> None:
 
 
 def init_linear(layer: nn.Linear) -> None:
-    """Initialise the weight from N(0, 0.01^2), as VGG does, and the bias with zeros."""
+    """Initialize the weight from N(0, 0.01^2), as VGG does, and the bias with zeros."""
     nn.init.normal_(layer.weight, std=0.01)
     nn.init.zeros_(layer.bias)

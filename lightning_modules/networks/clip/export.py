@@ -5,17 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from ....common.errors import UserError
-from ...core.clip_preprocessing import Preprocessing
-from ...core.preprocessing import described, recorded_preprocessing
+from ....common.preprocessing import Preprocessing, described, recorded_preprocessing
 from ...core.programs import LAYOUTS as PROGRAMS
 from .files import save_open_clip, save_vendor
 from .models import model_config
 from .preprocessing import preprocessing_of_training
 from .programs import export_towers
 from .shapes import resolved
-from .trained import network_of_training
 from .transformers_layout import LAYOUT as TRANSFORMERS
 from .transformers_layout import save_transformers
+from .weights import network_of_training
 
 LAYOUTS = {
     **PROGRAMS,
@@ -52,9 +51,9 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
             raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
         save_vendor(network, target)
     elif layout == "open_clip":
-        save_open_clip(network, name, Preprocessing.of(record, source), target)
+        save_open_clip(network, name, Preprocessing.from_dict(record, source), target)
     elif layout == "transformers":
-        save_transformers(network, Preprocessing.of(record, source), target)
+        save_transformers(network, Preprocessing.from_dict(record, source), target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
         export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]

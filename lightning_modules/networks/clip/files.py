@@ -1,19 +1,42 @@
-"""Files and folders of a pair of towers in the layouts of the vendor and of open_clip."""
+"""Files and folders of a pair of towers in the layouts of open_clip and of the vendor."""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from open_clip import CustomTextCLIP
+from safetensors.torch import save_file
+from torch import nn
 
 from ....callbacks import AtomicCheckpointIO
+from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
-from ....common.files import check_free
-from ...core.clip_preprocessing import Preprocessing
-from ..open_clip_folder import check_expressible, write_open_clip
+from ....common.files import check_free, replacing, writing
+from ....common.preprocessing import Preprocessing
 from .models import has_vendor_stem, model_config, preset_of
 from .shapes import Model, resolved
 from .vendor_layout import is_vit, to_vendor
+
+CONFIG_NAME = "open_clip_config.json"
+WEIGHTS_NAME = "open_clip_model.safetensors"
+"""File names that open_clip looks for in a folder."""
+_LOCAL = "local-dir:"
+
+
+def folder_of(weights: str) -> Path | None:
+    """Return the folder of a model of open_clip's, perhaps after `local-dir:`; None for anything else."""
+    path = Path(weights.removeprefix(_LOCAL)).expanduser()
+    # A folder with that file is a sharded checkpoint.
+    is_model = path.is_dir() and not (path / METADATA).is_file()
+    return path if is_model or weights.startswith(_LOCAL) else None
+
+
+def is_tag(weights: str) -> bool:
+    """Return whether the name of weights is one of open_clip's tags, and not a path."""
+    path = Path(weights).expanduser()
+    return not ("/" in weights or path.suffix or path.exists())
 
 
 def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
@@ -49,9 +72,38 @@ def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocess
         UserError: If open_clip has no such model, or the folder exists and is not empty.
         OSError: If it cannot be written.
     """
-    check_expressible(preprocessing)
+    preprocessing.as_open_clip()  # refuses what the configuration cannot express, before the model is compared
     check_free(Path(folder).expanduser().absolute())
     write_open_clip(model, _open_clip_config(model, name, preprocessing.image_size), preprocessing, folder)
+
+
+def write_open_clip(
+    model: nn.Module, config: Mapping[str, Any], preprocessing: Preprocessing, folder: str | Path
+) -> None:
+    """Write a folder for `open_clip.create_model_and_transforms("local-dir:<folder>")`, atomically.
+
+    Args:
+        model: the network.
+        config: the configuration that open_clip builds it from.
+        preprocessing: its image preprocessing.
+        folder: a new or an empty folder.
+
+    Raises:
+        UserError: If open_clip's configuration cannot express the preprocessing, or the folder exists and is not empty.
+        OSError: If it cannot be written.
+    """
+    content = {"model_cfg": dict(config), "preprocess_cfg": preprocessing.as_open_clip()}
+    target = Path(folder).expanduser().absolute()
+    check_free(target)
+    # open_clip's scale and bias are of shape [].
+    state = {
+        key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
+        for key, tensor in model.state_dict().items()
+    }
+    with replacing(target) as staged, writing(target):
+        staged.mkdir()
+        save_file(state, staged / WEIGHTS_NAME, {"format": "pt"})
+        (staged / CONFIG_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> dict[str, Any]:
@@ -60,15 +112,16 @@ def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> di
     preset = preset_of(name)
     mixers = preset is not None and preset.mixers
     if mixers or has_vendor_stem(model):
-        part = "the mixers of its text tower" if mixers else "the vendor's stem"
+        addition = "the mixers of its text tower" if mixers else "the vendor's stem"
         raise UserError(
-            f"Expected a model that open_clip can build, got {name} with {part}: write the layout 'vendor'."
+            f"Expected a model that open_clip can build, got {name} with {addition}: write the layout 'vendor'."
         )
     config = model_config(name, image_size, model.context_length)
     with torch.device("meta"):
         open_clips = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
-    made, found = _shapes(open_clips), _shapes(model)
-    differing = sorted(key for key in made.keys() | found.keys() if made.get(key) != found.get(key))
+    expected = _shapes(open_clips)
+    shapes = _shapes(model)
+    differing = sorted(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
     if differing:
         raise UserError(
             f"Expected the {name} that open_clip builds, not reparameterized and a ViT of timm in its own image size, "

@@ -36,7 +36,7 @@ class LoRASettings(SettingsGroup, option="tuning.lora"):
         weights: folder of adapters (`vlightning export --layout adapters`) to start from.
 
     Raises:
-        UserError: If the rank is below 1, or the dropout is no share.
+        UserError: If the rank is below 1, or the dropout is not in [0, 1).
     """
 
     rank: Annotated[int, COUNT] = 16
@@ -58,9 +58,11 @@ class LinearAttention(nn.Module):
         width = attention.embed_dim
         self.num_heads = attention.num_heads
         self.in_proj = nn.Linear(width, 3 * width)
-        self.in_proj.weight, self.in_proj.bias = attention.in_proj_weight, attention.in_proj_bias
+        self.in_proj.weight = attention.in_proj_weight
+        self.in_proj.bias = attention.in_proj_bias
         self.out_proj = nn.Linear(width, width)
-        self.out_proj.weight, self.out_proj.bias = attention.out_proj.weight, attention.out_proj.bias
+        self.out_proj.weight = attention.out_proj.weight
+        self.out_proj.bias = attention.out_proj.bias
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool = False, attn_mask: Tensor | None = None
@@ -69,9 +71,9 @@ class LinearAttention(nn.Module):
         visible = None if attn_mask is None else attn_mask == 0
         if visible is not None and visible.dim() == 3:
             visible = visible.unflatten(0, (-1, self.num_heads))
-        parts = self.in_proj(query).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
-        found = attend(parts[0], parts[1], parts[2], visible)
-        return self.out_proj(found.transpose(1, 2).flatten(2)), None
+        projected = self.in_proj(query).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = attend(projected[0], projected[1], projected[2], visible)
+        return self.out_proj(attended.transpose(1, 2).flatten(2)), None
 
 
 def add_adapters(model: nn.Module, settings: LoRASettings) -> None:
@@ -92,12 +94,12 @@ def add_adapters(model: nn.Module, settings: LoRASettings) -> None:
             "leave tuning.lora out."
         ) from error
     _linear_attention(model)
-    found = _existing(model, settings.targets)
+    targets = _existing(model, settings.targets)
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # a factor, any number
         lora_dropout=settings.dropout,
-        target_modules=found,
+        target_modules=targets,
     )
     inject_adapter_in_model(config, model)
 
@@ -123,7 +125,7 @@ def merged_state(state: Mapping[str, Tensor], settings: LoRASettings) -> dict[st
     for plain, name in base_state(state).items():
         weight = state[name]
         adapter = name.removesuffix("base_layer.weight")
-        down, up = (state.get(f"{adapter}lora_{part}.default.weight") for part in "AB")
+        down, up = (state.get(f"{adapter}lora_{letter}.default.weight") for letter in "AB")
         if name.endswith("base_layer.weight") and down is not None and up is not None:
             # Of a convolution of size 1, which MLPs of timm are, the weights have two dimensions of size 1 more.
             change = (up.flatten(1).double() @ down.flatten(1).double()) * settings.alpha / settings.rank
@@ -154,19 +156,21 @@ def load_adapters(model: nn.Module, folder: str | Path) -> None:
         raise UserError(
             f"Expected a folder with {ADAPTER_FILE} as tuning.lora.weights, got {str(folder)!r}: correct it."
         )
-    own = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
-    given, names = load_file(file), {next(iter(adapter_state({name: tensor}))): name for name, tensor in own.items()}
-    if given.keys() != names.keys() or any(given[name].shape != own[names[name]].shape for name in given):
+    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" in name}
+    loaded = load_file(file)
+    names = {next(iter(adapter_state({name: tensor}))): name for name, tensor in state.items()}
+    if loaded.keys() != names.keys() or any(loaded[name].shape != state[names[name]].shape for name in loaded):
         raise UserError(
             f"Expected the adapters of this model with the rank and the targets of tuning.lora in {str(folder)!r}, got "
             "others: give the model, rank and targets that they were trained with."
         )
     with torch.no_grad():
-        for name, tensor in given.items():
-            own[names[name]].copy_(tensor)
+        for name, tensor in loaded.items():
+            state[names[name]].copy_(tensor)
 
 
-ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
 """File names of peft."""
 
 
@@ -180,14 +184,14 @@ def _linear_attention(model: nn.Module) -> None:
 
 def _existing(model: nn.Module, targets: list[str] | None) -> list[str]:
     """Return the targets that a model has; given ones must all exist."""
-    kinds = (nn.Linear, nn.Conv2d)
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    found = [end for end in targets or TARGETS if any(f".{name}".endswith(f".{end}") for name in names)]
-    missing = [] if targets is None else sorted(set(targets) - set(found))
-    if missing or not found:
-        known = sorted({".".join(name.split(".")[-2:]) for name in names if "." in name})
+    classes = (nn.Linear, nn.Conv2d)
+    names = [name for name, module in model.named_modules() if isinstance(module, classes)]
+    matches = [end for end in targets or TARGETS if any(f".{name}".endswith(f".{end}") for name in names)]
+    missing = [] if targets is None else sorted(set(targets) - set(matches))
+    if missing or not matches:
+        ends = sorted({".".join(name.split(".")[-2:]) for name in names if "." in name})
         raise UserError(
             f"Expected tuning.lora.targets that end the name of a layer of this model, got "
-            f"{', '.join(missing) or 'a model without attention'}: choose from {', '.join(known)}."
+            f"{', '.join(missing) or 'a model without attention'}: choose from {', '.join(ends)}."
         )
-    return found
+    return matches

@@ -18,14 +18,21 @@ from torch import nn
 from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
-from ...core.clip_preprocessing import Interpolation
+from ....common.preprocessing import Interpolation
 from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_mixer import add_mixers
 
 
 def _large(image_tower: str, image_size: int = 256, interpolation: Interpolation = "bilinear") -> ModelShape:
-    mean, std = OPENAI_DATASET_MEAN, OPENAI_DATASET_STD
-    return ModelShape(image_tower, image_size, 768, 768, mean=mean, std=std, interpolation=interpolation)
+    return ModelShape(
+        image_tower,
+        image_size,
+        embed_dim=768,
+        width=768,
+        mean=OPENAI_DATASET_MEAN,
+        std=OPENAI_DATASET_STD,
+        interpolation=interpolation,
+    )
 
 
 _S3, _S4 = _large("fastvit_mci3"), _large("fastvit_mci4")
@@ -56,10 +63,10 @@ PRESETS = {
 
 def preset_of(model: Model) -> ModelShape | None:
     """Return the shape of a model of `PRESETS`, of a file or of given fields; None for a model of open_clip's."""
-    found = resolved(model)
-    if isinstance(found, OpenClipConfig):
+    shape = resolved(model)
+    if isinstance(shape, OpenClipConfig):
         return None
-    return PRESETS.get(found) if isinstance(found, str) else found
+    return PRESETS.get(shape) if isinstance(shape, str) else shape
 
 
 def build_model(name: Model, image_size: int | None = None, context_length: int | None = 77) -> CustomTextCLIP:
@@ -184,4 +191,4 @@ def _as_the_vendors(trunk: Any) -> None:
 
 
 def _first_convolution(module: nn.Module) -> nn.Conv2d:
-    return next(part for part in module.modules() if isinstance(part, nn.Conv2d))
+    return next(layer for layer in module.modules() if isinstance(layer, nn.Conv2d))

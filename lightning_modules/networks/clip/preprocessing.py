@@ -1,4 +1,4 @@
-"""Image preprocessing of MobileCLIP's and open_clip's models: by name, by file, and of a training here."""
+"""Image preprocessing of MobileCLIP's and open_clip's models: by name, by weights, and of a training here."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import open_clip
 from open_clip.transform import PreprocessCfg, merge_preprocess_dict
 
 from ....callbacks import AtomicCheckpointIO
+from ....common.preprocessing import Interpolation, Normalization, Preprocessing, Three, training_record
 from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
-from ...core.clip_preprocessing import Interpolation, Preprocessing, Three
-from ...core.preprocessing import is_checkpoint, recorded_preprocessing
-from ...core.teacher_images import Normalisation
-from ..open_clip_folder import CONFIG_NAME, WEIGHTS_NAME
+from ...core.checkpoints import is_checkpoint
+from .files import CONFIG_NAME, WEIGHTS_NAME, folder_of, is_tag
 from .models import model_config, preset_of
-from .shapes import Model
+from .shapes import Model, resolved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,34 +55,41 @@ def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None
     preset = preset_of(name)
     if preset is not None:
         return Preprocessing(size, preset.mean, preset.std, preset.interpolation)
-    tags = [tag] if tag is not None else open_clip.list_pretrained_tags_by_model(str(name))
-    listed = open_clip.get_pretrained_cfg(str(name), tags[0]) if tags else {}
-    own = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
-    return Preprocessing(size, own.mean, own.std, own.interpolation, own.resize_mode)
+    if tag is None:
+        listed_name = str(name)
+        tags = open_clip.list_pretrained_tags_by_model(listed_name)
+    else:
+        listed_name = str(resolved(name)).removesuffix("-quickgelu")  # open_clip lists all tags under this name
+        tags = [tag]
+    listed = open_clip.get_pretrained_cfg(listed_name, tags[0]) if tags else {}
+    config = PreprocessCfg(**merge_preprocess_dict(PreprocessCfg(), listed))
+    return Preprocessing.of_open_clip(dataclasses.asdict(config), size)
 
 
-def preprocessing_of_file(name: Model, path: str | Path, image_size: int | None = None) -> dict[str, Any] | None:
-    """Return the preprocessing that weights in a file expect, as a record (`recorded_preprocessing`).
+def preprocessing_of_weights(name: Model, weights: str, image_size: int | None = None) -> dict[str, Any] | None:
+    """Return the preprocessing that trained weights expect, as a record.
 
     Args:
         name: as in `build_model`.
-        path: as in `load_weights`.
+        weights: one of open_clip's tags; a folder of open_clip's; or a file, as in `load_weights`.
         image_size: side of the images in pixels; None means the model's own.
 
     Returns:
-        The record of a checkpoint of this package or of open_clip's folder, else the model's; None for a checkpoint
-        without.
+        The record of a checkpoint of this package, of the tag, or of open_clip's folder, else the model's; None for a
+        checkpoint of another class.
     """
-    file = Path(path).expanduser()
-    if is_checkpoint(file):
-        content = AtomicCheckpointIO().load_checkpoint(file)
+    if is_tag(weights):
+        return preprocessing_of(name, image_size, weights).as_dict()
+    path = folder_of(weights) or Path(weights).expanduser()
+    if is_checkpoint(path):
+        content = AtomicCheckpointIO().load_checkpoint(path)
         return preprocessing_of_training(content) if "model" in content.get("hyper_parameters", {}) else None
-    own = dataclasses.asdict(preprocessing_of(name, image_size))
-    config = (file if file.is_dir() else file.parent) / CONFIG_NAME
-    if (file.is_dir() or file.name == WEIGHTS_NAME) and config.is_file():
+    record = preprocessing_of(name, image_size).as_dict()
+    config = (path if path.is_dir() else path.parent) / CONFIG_NAME
+    if (path.is_dir() or path.name == WEIGHTS_NAME) and config.is_file():
         stored = json.loads(config.read_text(encoding="utf-8")).get("preprocess_cfg", {})
-        own |= {field: value for field, value in stored.items() if field in own}
-    return own
+        record |= {field: value for field, value in stored.items() if field in record}
+    return record
 
 
 def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,33 +100,28 @@ def preprocessing_of_training(content: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         content: the training's checkpoint.
     """
-    recorded = recorded_preprocessing(content)
     arguments = content["hyper_parameters"]
-    if recorded is None:
-        return preprocessing_of_arguments(arguments)
-    if "transform" in recorded:
-        return recorded
-    return recorded | {"image_size": arguments["vision"]["image_size"] or recorded.get("image_size")}
+    size = arguments["vision"]["image_size"]
+    return training_record(content, size, lambda: preprocessing_of_arguments(arguments))
 
 
-def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> Preprocessing:
     """Return the preprocessing that a module's arguments `model` and `vision` give, completed by the model's own."""
     names = [field.name for field in dataclasses.fields(ImageSettings)]
     images = ImageSettings(**{name: arguments["vision"].get(name) for name in names})
-    return dataclasses.asdict(student_preprocessing(arguments["model"], images))
+    return _with_settings(arguments["model"], images)
 
 
-def student_preprocessing(model: Model, vision: ImageSettings) -> Preprocessing:
-    """Return the preprocessing of a model's images, with the given values in place of its own."""
-    given = {part: getattr(vision, f"image_{part}") for part in ("mean", "std", "interpolation")}
-    own = preprocessing_of(model, vision.image_size)
-    return dataclasses.replace(own, **{part: value for part, value in given.items() if value is not None})
-
-
-def training_normalization(datamodule: Any, model: Model, vision: ImageSettings) -> Normalisation:
+def training_normalization(datamodule: Any, model: Model, vision: ImageSettings) -> Normalization:
     """Return the normalization of training images: that of the run's datamodule, else the student's."""
-    found: Any = getattr(datamodule, "normalization", None)
-    if found is None:
-        own = student_preprocessing(model, vision)
-        found = own.mean, own.std
-    return Normalisation(*map(tuple, found))
+    normalization: Any = getattr(datamodule, "normalization", None)
+    if normalization is None:
+        return _with_settings(model, vision).normalization
+    return Normalization(*map(tuple, normalization))
+
+
+def _with_settings(model: Model, vision: ImageSettings) -> Preprocessing:
+    """Return the preprocessing of a model's images, with the given settings in place of its own."""
+    settings = {name: getattr(vision, f"image_{name}") for name in ("mean", "std", "interpolation")}
+    preprocessing = preprocessing_of(model, vision.image_size)
+    return dataclasses.replace(preprocessing, **{name: value for name, value in settings.items() if value is not None})

@@ -56,9 +56,10 @@ def export_towers(
     """
     image, text = (tower.cpu() for tower in towers(model, fused, normalize, dtype))
     _check_size(image, image_size)
-    length, words = model.context_length, model.vocab_size
+    length = model.context_length
+    words = model.vocab_size
     ids, _ = example_texts(length, words, start=words - 2, end=words - 1)  # CLIP's start and end are its highest ids
-    parts = [
+    pair = [
         Tower("image", image, {"image": example_images(image_size)}),
         Tower("text", text, {"input_ids": ids}),
     ]
@@ -70,9 +71,9 @@ def export_towers(
         "vocab_size": words,
         "preprocessing": dict(preprocessing or {}),
     }
-    own = words == CLIP_VOCABULARY
-    tokenizer = padding_tokenizer(clip_tokenizer_json(), length, pad=0) if own else None
-    return write_programs(parts, folder, format, config, tokenizer)
+    has_clip_texts = words == CLIP_VOCABULARY
+    tokenizer = padding_tokenizer(clip_tokenizer_json(), length, pad=0) if has_clip_texts else None
+    return write_programs(pair, folder, format, config, tokenizer)
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ from timm.models.fastvit import (
 from torch import Tensor, nn
 
 from ....common.errors import UserError
-from ...core.batch_norm import BatchNorm
+from ...core.memory import BatchNorm
 from .text_mixer import ConvNorm, TextRepMixer, TextRepMixerBlock, folded
 
 Folds = Literal["all", "branches"]
@@ -66,9 +66,10 @@ def norms_left(model: nn.Module) -> list[str]:
 
 
 def _fuse_children(module: nn.Module, fusers: dict[type, Callable[[Any], None]]) -> None:
-    fuse = next((function for kind, function in fusers.items() if isinstance(module, kind)), None)
+    fuse = next((function for cls, function in fusers.items() if isinstance(module, cls)), None)
     if fuse is not None and getattr(module, "reparam_conv", None) is None:
-        before, dtype = copy.deepcopy(module).double(), next(module.parameters()).dtype
+        before = copy.deepcopy(module).double()
+        dtype = next(module.parameters()).dtype
         fuse(module.double())
         _compare(before, module.to(dtype))
     for child in module.children():
@@ -84,10 +85,11 @@ def _compare(before: nn.Module, after: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     shape = (2, 16, channels) if isinstance(before, TextRepMixerBlock) else (2, channels, 16, 16)
     inputs = torch.randn(shape, generator=generator, dtype=torch.float64).to(parameter.device)
-    expected, found = before(inputs), copy.deepcopy(after).double()(inputs)
+    expected = before(inputs)
+    outputs = copy.deepcopy(after).double()(inputs)
     # Weights are rounded to their precision once.
     limit = 64 * torch.finfo(parameter.dtype).eps * max(1.0, float(expected.abs().max()))
-    error = float((found - expected).abs().max())
+    error = float((outputs - expected).abs().max())
     if not error <= limit:
         raise UserError(
             f"Expected a reparameterized {type(before).__name__} that differs by at most {limit:.1e} from the original "

@@ -1,21 +1,26 @@
-"""The shape of a model's towers: of a preset, of a YAML or JSON file, or of the settings in a checkpoint."""
+"""The shape of a model's towers: of a preset, of a YAML or JSON file, or of the settings in a checkpoint.
+
+For tests and quickstarts timm gets a tiny image tower here, `fastvit_mci_tiny`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import timm
+from timm.models import FastVit, build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.fastvit import RepConditionalPosEnc
 
 from ....common.errors import UserError
+from ....common.files import read_yaml
 from ....common.names import did_you_mean
+from ....common.preprocessing import Interpolation, Three
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
-from ....common.yaml_file import read_yaml
-from ...core.clip_preprocessing import Interpolation, Three
 from ...core.settings import settings
-from . import tiny  # noqa: F401, registers its tower with timm
 
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -42,7 +47,7 @@ class ModelShape(SettingsGroup, option="model"):
             `embed_dims` of each stage of a `fastvit_mci0`.
 
     Raises:
-        UserError: If timm has no such tower, or the width is no multiple of 64.
+        UserError: If timm has no such tower, or the width is not a multiple of 64.
     """
 
     image_tower: str
@@ -98,7 +103,8 @@ def resolved(model: Model) -> str | ModelShape | OpenClipConfig:
     """
     if not isinstance(model, (str, Mapping)) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
         return model
-    fields, source = (_read(model), repr(model)) if isinstance(model, str) else (model, "the model's shape")
+    fields = _read(model) if isinstance(model, str) else model
+    source = repr(model) if isinstance(model, str) else "the model's shape"
     if "config" in fields:
         return settings(OpenClipConfig, fields)
     if "image_tower" not in fields:
@@ -111,3 +117,27 @@ def _read(file: str) -> Mapping[str, Any]:
     if not path.is_file():
         raise UserError(f"Expected a file with a model's shape, found none at {file!r}: correct the path.")
     return read_yaml(path)
+
+
+# timm looks for this name when it registers the model, and warns without it.
+default_cfgs = generate_default_cfgs({"fastvit_mci_tiny.untrained": {"input_size": (3, 64, 64), "num_classes": 128}})
+
+
+@register_model
+def fastvit_mci_tiny(pretrained: bool = False, **kwargs: Any) -> FastVit:
+    """Build a tower with every kind of layer that MobileCLIP-S0 has: 0.7 M parameters, stride 32, images of any size.
+
+    Args:
+        pretrained: must be False, there are no trained weights.
+        **kwargs: arguments of timm's FastVit.
+    """
+    defaults = {
+        "layers": (1, 1, 2, 1),
+        "embed_dims": (24, 48, 96, 192),
+        "mlp_ratios": (3, 3, 3, 3),
+        "se_downsamples": (False, False, True, True),
+        "pos_embs": (None, None, None, partial(RepConditionalPosEnc, spatial_shape=(7, 7))),
+        "token_mixers": ("repmixer", "repmixer", "repmixer", "attention"),
+        "lkc_use_act": True,
+    }
+    return build_model_with_cfg(FastVit, "fastvit_mci_tiny", pretrained, **(defaults | kwargs))

@@ -7,7 +7,7 @@ import torch
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
-from ...core.batch_norm import BatchNorm
+from ...core.memory import BatchNorm
 
 KERNEL = 11  # tokens (paper, table of kernel sizes 3, 11, 31)
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
-from ...core.clip_preprocessing import Preprocessing
+from ....common.preprocessing import Preprocessing
 from ...core.precision import unit
-from ...core.tokenizer_files import save_tokenizer
-from ...core.transformers_files import without_progress, write_model, write_preprocessing
+from ...core.transformers_files import save_tokenizer, without_progress, write_model, write_preprocessing
 
 LAYOUT = "a folder that transformers' CLIPModel, AutoImageProcessor and AutoTokenizer load; of plain ViTs"
 """Description of the layout."""
@@ -92,8 +91,8 @@ def _renamed(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         elif name.endswith((".attn.in_proj_weight", ".attn.in_proj_bias")):
             kind = name.rpartition("_")[2]
             start = _of(name).partition(".attn.in_proj_")[0]
-            for part, rows in zip("qkv", tensor.chunk(3), strict=True):
-                yield f"{start}.self_attn.{part}_proj.{kind}", rows.clone()
+            for letter, rows in zip("qkv", tensor.chunk(3), strict=True):
+                yield f"{start}.self_attn.{letter}_proj.{kind}", rows.clone()
         else:
             yield _of(name), tensor
 
@@ -101,10 +100,10 @@ def _renamed(state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def _of(name: str) -> str:
     """Return the name of a tensor in transformers."""
     for pattern, name_there in _NAMES:
-        if found := re.match(pattern, name):
-            name = name_there + name[found.end() :]
-            for ours, part in _OF_LAYERS.items():
-                name = name.replace(ours, part)
+        if match := re.match(pattern, name):
+            name = name_there + name[match.end() :]
+            for name_here, name_in_layer in _OF_LAYERS.items():
+                name = name.replace(name_here, name_in_layer)
             return name
     raise _not_plain(f"the tensor {name}")
 
@@ -112,15 +111,16 @@ def _of(name: str) -> str:
 def _config(model: Any, image_size: int) -> Any:
     from transformers import CLIPConfig
 
-    text, visual = getattr(model, "text", model), model.visual
-    vocabulary, length = model.vocab_size, model.context_length
+    text = getattr(model, "text", model)
+    visual = model.visual
+    vocabulary = model.vocab_size
     shared = {"projection_dim": visual.proj.shape[1]}
     return CLIPConfig(
         text_config=_tower(text.transformer)
         | shared
         | {
             "vocab_size": vocabulary,
-            "max_position_embeddings": length,
+            "max_position_embeddings": model.context_length,
             "bos_token_id": vocabulary - 2,
             "eos_token_id": vocabulary - 1,  # open_clip pools the token of the highest id
             "pad_token_id": vocabulary - 1,
@@ -157,16 +157,19 @@ def _check(model: Any, written: Any, size: int) -> None:
     texts = torch.randint(1, end, (2, model.context_length), generator=generator)
     texts[:, -1] = texts[1, model.context_length // 2] = end
     texts[1, model.context_length // 2 + 1 :] = 0
-    found = written.float().eval()(input_ids=texts, pixel_values=image)
-    ours = model.float().eval()
-    pairs = ((found.image_embeds, ours.encode_image(image)), (found.text_embeds, ours.encode_text(texts)))
-    error = max(float((unit(written_one) - unit(own)).abs().max()) for written_one, own in pairs)
+    outputs = written.float().eval()(input_ids=texts, pixel_values=image)
+    network = model.float().eval()
+    pairs = (
+        (outputs.image_embeds, network.encode_image(image)),
+        (outputs.text_embeds, network.encode_text(texts)),
+    )
+    error = max(float((unit(features) - unit(expected)).abs().max()) for features, expected in pairs)
     if not error < _MAX_ERROR:
         raise _not_plain(f"features that differ by {error:.1g} from those of CLIPModel with the same weights")
 
 
-def _not_plain(found: str) -> UserError:
+def _not_plain(obstacle: str) -> UserError:
     return UserError(
         "Expected open_clip's ViT and causal text tower for transformers' CLIPModel, without layer scales, attention "
-        f"pooling and biases of projections, got {found}: write another layout."
+        f"pooling and biases of projections, got {obstacle}: write another layout."
     )

@@ -108,8 +108,8 @@ def from_vendor(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
         model: one of MobileCLIP's, of the same size.
         state: the vendor's state dict.
     """
-    own = model.state_dict()
-    names = {vendor_name(name, is_vit(own)): name for name in own}
+    expected = model.state_dict()
+    names = {vendor_name(name, is_vit(expected)): name for name in expected}
     return {
         names.get(name, name): _shaped(names[name], tensor, outwards=False) if name in names else tensor
         for name, tensor in state.items()
@@ -132,13 +132,13 @@ def _flat(name: str) -> str:
     stage = re.match(r"stages\.(\d)\.(downsample|pos_emb|blocks)\.", name)
     if stage is None:
         return name
-    number, part, rest = int(stage[1]), stage[2], name[stage.end() :]
+    number, module, rest = int(stage[1]), stage[2], name[stage.end() :]
     # stage 0, downsample, stage 1, downsample, stage 2, downsample, position, stage 3
-    place = 2 * number + (number >= 3)
-    if part == "blocks":
-        return f"network.{place}.{rest}"
-    if part == "pos_emb":
-        return f"network.{place - 1}.{rest.replace('pos_enc.', 'pe.')}"
+    index = 2 * number + (number >= 3)
+    if module == "blocks":
+        return f"network.{index}.{rest}"
+    if module == "pos_emb":
+        return f"network.{index - 1}.{rest.replace('pos_enc.', 'pe.')}"
     return f"network.{2 * number - 1}.{rest}"
 
 

@@ -1,4 +1,8 @@
-"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package."""
+"""Trained weights of image-text models, read from files of the vendor, of open_clip or of this package.
+
+`load_weights` fills a network, `load_pretrained` builds it too, and `network_of_training` rebuilds the network of a
+checkpoint of this package.
+"""
 
 import math
 import struct
@@ -21,14 +25,17 @@ from torch import Tensor, nn
 from ....callbacks import AtomicCheckpointIO
 from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
-from ...core.clip_preprocessing import Preprocessing
-from ..open_clip_folder import WEIGHTS_NAME
+from ....common.preprocessing import Preprocessing
+from ...core.settings import settings
+from .files import WEIGHTS_NAME
+from .lora import LoRASettings, merged_state
 from .models import build_model
 from .preprocessing import preprocessing_of
 from .shapes import Model
 from .vendor_layout import from_vendor, is_vit, vendor_name
 
-STUDENT, AVERAGE = "student.", "average."
+STUDENT = "student."
+AVERAGE = "average."
 """Prefixes of the two networks of a training in its state dict."""
 _WRAPPED = "module."
 # timm's image towers have a bias that the vendor's lack; SigLIP has a logit bias that students trained here lack.
@@ -130,32 +137,33 @@ def fit(
 
     Args:
         model: the network to fill.
-        state: the found weights under the model's names.
+        state: the weights under the model's names.
         source: where they are from, for messages.
         reported: returns the source's name for one of the model's.
 
     Raises:
         UserError: If weights are missing, unexpected, or of another shape.
     """
-    found = dict(state)
-    missing, wrong = [], []
+    fitted = dict(state)
+    missing = []
+    wrong = []
     expected = model.state_dict()
     for name, tensor in expected.items():
-        if name not in found and name in _ZERO_IF_MISSING:
-            found[name] = torch.zeros_like(tensor)
-        elif name not in found:
+        if name not in fitted and name in _ZERO_IF_MISSING:
+            fitted[name] = torch.zeros_like(tensor)
+        elif name not in fitted:
             missing.append(str(reported(name)))
-        elif found[name].numel() == tensor.numel() == 1:
-            found[name] = found[name].reshape(tensor.shape)
-        elif found[name].shape != tensor.shape:
-            wrong.append(f"{reported(name)} {list(found[name].shape)} instead of {list(tensor.shape)}")
-    unexpected = sorted(found.keys() - expected.keys())
+        elif fitted[name].numel() == tensor.numel() == 1:
+            fitted[name] = fitted[name].reshape(tensor.shape)
+        elif fitted[name].shape != tensor.shape:
+            wrong.append(f"{reported(name)} {list(fitted[name].shape)} instead of {list(tensor.shape)}")
+    unexpected = sorted(fitted.keys() - expected.keys())
     if len(wrong) == 1 and not missing and not unexpected and "text.positional_embedding" in expected:
-        length, own = (len(tensors["text.positional_embedding"]) for tensors in (found, expected))
-        if length != own:
+        length, expected_length = (len(tensors["text.positional_embedding"]) for tensors in (fitted, expected))
+        if length != expected_length:
             raise UserError(
-                f"Expected positions of {own} tokens, got {length} in {source}: set data.max_tokens to {length}; in "
-                "Python, max_tokens of the module or context_length."
+                f"Expected positions of {expected_length} tokens, got {length} in {source}: set data.max_tokens to "
+                f"{length}; in Python, max_tokens of the module or context_length."
             )
     problems = [
         f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
@@ -167,7 +175,52 @@ def fit(
             f"Expected the weights of this model in {source}, got {' and '.join(problems)}: name the model that the "
             "weights are of."
         )
-    return found
+    return fitted
+
+
+def rebuild(arguments: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> CustomTextCLIP:
+    """Build the evaluated network of a training, in eval mode.
+
+    Args:
+        arguments: hyperparameters of the module; `tuning.lora` describes adapters, which are merged.
+        state: state dict of that network.
+        source: where the state is from, for messages.
+
+    Raises:
+        UserError: If the state does not fit.
+    """
+    model = build_model(arguments["model"], arguments["vision"]["image_size"], arguments["max_tokens"])
+    if lora := arguments.get("tuning", {}).get("lora"):
+        state = merged_state(state, settings(LoRASettings, lora))
+    if "logit_bias" not in state:
+        model.logit_bias = None
+    model.load_state_dict(fit(model, state, source))
+    return model.eval()
+
+
+def network_of_training(content: Mapping[str, Any], source: str) -> tuple[CustomTextCLIP, str]:
+    """Return the evaluated network of a checkpoint: the moving average if there is one, else the student.
+
+    Args:
+        content: the checkpoint.
+        source: where it is from, for messages.
+
+    Returns:
+        The network, and "average" or "student".
+
+    Raises:
+        UserError: If the checkpoint is of another class, or does not fit its own arguments.
+    """
+    state = content["state_dict"]
+    arguments = content["hyper_parameters"]
+    kind = "average" if any(key.startswith(AVERAGE) for key in state) else "student"
+    missing = [name for name in ("model", "vision", "max_tokens") if name not in arguments]
+    if missing:
+        raise UserError(
+            f"Expected the hyper_parameters of MobileCLIPModule or CLIPModule, found no {' and no '.join(missing)} "
+            f"among the hyper_parameters of {source}: it is of another class, or of another version of vlightning."
+        )
+    return rebuild(arguments, below(f"{kind}.", state), source), kind
 
 
 def below(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -201,8 +254,8 @@ def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
     if all(key.startswith(_WRAPPED) for key in state):
         state = below(_WRAPPED, state)
     for prefix, kind in ((AVERAGE, "the averaged weights of"), (STUDENT, "the student of")):
-        if own := below(prefix, state):
-            return own, f"{kind} the training"
+        if weights := below(prefix, state):
+            return weights, f"{kind} the training"
     return convert_to_custom_text_state_dict(state), "the checkpoint"
 
 
@@ -210,18 +263,22 @@ def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[s
     """Resample a ViT's positions in place for the model's image size, and return a note for the log."""
     trunk = getattr(model.visual, "trunk", None)
     if isinstance(trunk, TimmViT):
-        name, grid = "visual.trunk.pos_embed", trunk.patch_embed.grid_size
+        name = "visual.trunk.pos_embed"
+        grid = trunk.patch_embed.grid_size
         prefix = 0 if trunk.no_embed_class else trunk.num_prefix_tokens
     elif isinstance(model.visual, OpenClipViT):
-        name, grid, prefix = "visual.positional_embedding", model.visual.grid_size, 1
+        name = "visual.positional_embedding"
+        grid = model.visual.grid_size
+        prefix = 1
     else:
         return []
-    found, own = state.get(name), model.state_dict().get(name)
-    if found is None or own is None or found.dim() != own.dim() or found.shape[-1] != own.shape[-1]:
+    table = state.get(name)
+    expected = model.state_dict().get(name)
+    if table is None or expected is None or table.dim() != expected.dim() or table.shape[-1] != expected.shape[-1]:
         return []
-    side = math.isqrt(found.shape[-2] - prefix)
-    if found.shape == own.shape or side * side != found.shape[-2] - prefix:
+    side = math.isqrt(table.shape[-2] - prefix)
+    if table.shape == expected.shape or side * side != table.shape[-2] - prefix:
         return []
-    resampled = resample_abs_pos_embed(found.reshape(1, -1, found.shape[-1]), list(grid), num_prefix_tokens=prefix)
-    state[name] = resampled.reshape(own.shape)
+    resampled = resample_abs_pos_embed(table.reshape(1, -1, table.shape[-1]), list(grid), num_prefix_tokens=prefix)
+    state[name] = resampled.reshape(expected.shape)
     return [f"with positions resampled from {side}x{side} to {grid[0]}x{grid[1]}"]

@@ -15,7 +15,7 @@ DATA = ["--trainer.callbacks.data=ShapeClassesDataModule", "--trainer.callbacks.
 LEVELS = {"top1": 2.5, "top5": 12.5, "class_recall": 2.5}
 """Of 40 classes."""
 CLASSIFIER = [
-    "--model=VisionClassifierModule",
+    "--model=MMLGImageClassifierModule",
     "--model.num_classes=40",
     "--model.vision={width: 16, depth: 1, heads: 2, patch_size: 8}",
 ]
@@ -54,7 +54,7 @@ def test_a_classification_stands_beside_its_chance_level(callback, name, options
 
 def test_a_probe_stands_beside_its_chance_level(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    probe = ["--trainer.callbacks+=OnlineProbe", "--trainer.callbacks.num_classes=40"]
+    probe = ["--trainer.callbacks+=OnlineLinearProbe", "--trainer.callbacks.num_classes=40"]
     probe += ["--trainer.callbacks.method=forward"]
     ran = run("fit", *CLASSIFIER, *probe)
     assert ran.status == 0, ran.err

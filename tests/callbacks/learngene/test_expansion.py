@@ -12,8 +12,7 @@ from vlightning.callbacks.learngene.file import Learngene
 from vlightning.callbacks.learngene.layers import rule_of
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
-from vlightning.lightning_modules.mmlg.tleg import LinearCLIP
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
 
 PAIRS = {6: [0, 1, 2, 3, 4, 5], 8: [0, 0, 1, 1, 2, 3, 4, 5], 11: [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5]}
 

@@ -14,7 +14,7 @@ from lightning_utilities.core.imports import RequirementCache
 from support.methods.albef import tiny_albef
 from support.runs.command_line import run, tiny_config
 from support.runs.forked import run_script
-from vlightning.callbacks.checkpoints.background import BackgroundWriter
+from vlightning.callbacks.checkpoints.checkpoint_io import BackgroundWriter
 from vlightning.commands.cli.lightning_cli import VLightningCLI
 from vlightning.commands.cli.run_report import warn_of_random_weights
 

@@ -7,6 +7,7 @@ import pytest
 
 from vlightning.commands.cli.command_line import read_command_line
 from vlightning.commands.cli.configs import find_config
+from vlightning.commands.cli.typed_values import Schedule
 from vlightning.common.errors import UserError
 
 
@@ -86,3 +87,32 @@ def test_yaml_text_in_place_of_a_file_is_no_file():
     assert find_config("{trainer: {max_epochs: 2}}") is None
     with pytest.raises(UserError, match="is a folder"):
         find_config("/")
+
+
+def test_a_config_may_state_the_length_of_its_run(config: str, tmp_path: Path):
+    """The last one counts, and no option of the command line sees it."""
+    texts = (
+        "schedule: {steps: 20, batch: 4}",
+        "schedule: {steps: 30, batch: 8, epochs: 2.5}\ntrainer: {max_epochs: 5}",
+    )
+    words = [f"--config={config}"]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.yaml").write_text(text)
+        words.append(f"--config={tmp_path}/{number}.yaml")
+    typed = read_command_line(["fit", *words])
+    assert typed.schedule == Schedule(30, 8, epochs=2.5)
+    assert typed.lookup("trainer.max_epochs") == 5
+    assert not typed.is_given("schedule")
+    assert not any("schedule" in word for word in typed.args)
+    assert read_command_line(["fit", f"--config={config}"]).schedule is None
+
+
+@pytest.mark.parametrize(
+    "stated", ["{steps: 20}", "{steps: 20, batch: 0}", "{steps: 2, batch: 4, step: 3}", "20", "null"]
+)
+def test_a_length_that_is_none_is_refused(tmp_path: Path, stated: str):
+    (tmp_path / "a.yaml").write_text(f"schedule: {stated}")
+    with pytest.raises(
+        UserError, match=r"Expected a schedule with positive whole numbers of steps and batch in .*a\.yaml"
+    ):
+        read_command_line(["fit", f"--config={tmp_path}/a.yaml"])

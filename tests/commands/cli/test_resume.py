@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 
-from support.runs.command_line import run, tiny_config
+from support.runs.command_line import CONFIG, run, tiny_config
 from vlightning.commands.cli.saved_run import read_saved_run
 
 HOUR = {"max_time": "00:01:00:00"}
@@ -316,3 +316,20 @@ def test_a_checkpoint_of_another_class_is_one_sentence():
     ran = resume("--model=ALBEFModule")
     assert ran.status == 2
     assert "Expected a checkpoint of ALBEFModule" in ran.sentence
+
+
+def test_a_config_that_states_the_length_of_its_run_fits_prints_and_resumes(tmp_path: Path):
+    tiny_config(tmp_path, "stated.yaml", f"schedule: {{steps: 20, batch: 4, unit: images}}\n{CONFIG}")
+    printed = run("fit", "--config=stated.yaml", "--print_config")
+    assert printed.status == 0, printed.err
+    assert "schedule" not in printed.out
+    ran = run("fit", "--config=stated.yaml")
+    assert ran.status == 0, ran.err
+    folder = Path("runs/stated/version_0")
+    assert "schedule" not in yaml.safe_load((folder / "config.yaml").read_text())
+    ran = run("fit", "--config=stated.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert ran.status == 0, ran.err
+    checkpoint = torch.load("runs/stated/version_1/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 4
+    ran = run("validate", "--config=stated.yaml", "--ckpt_path=last")
+    assert ran.status == 0, ran.err

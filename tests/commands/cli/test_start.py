@@ -13,8 +13,8 @@ import vlightning.lightning_modules
 from support.runs.command_line import run
 from vlightning.commands.cli.command_line import SUBCOMMANDS
 from vlightning.commands.cli.commands import COMMANDS as OWN
-from vlightning.commands.cli.listing import configs, methods
-from vlightning.commands.cli.start import COMMANDS, LISTS, OPTIONS
+from vlightning.commands.cli.listing import COMMANDS, configs, methods
+from vlightning.commands.cli.start import LISTS, OPTIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 ASKED = """

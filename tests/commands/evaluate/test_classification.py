@@ -3,7 +3,7 @@
 import torch
 from sklearn.linear_model import LogisticRegression
 
-from vlightning.callbacks import OnlineProbe
+from vlightning.callbacks import OnlineLinearProbe
 from vlightning.commands.evaluate.classification import few_shot, linear_probe
 
 
@@ -25,7 +25,7 @@ def test_the_online_probe_converges_to_the_linear_probe():
     generator = torch.Generator().manual_seed(0)
     label = torch.randint(0, 3, (60,), generator=generator)
     features = torch.randn(60, 5, generator=generator) + torch.eye(5)[label]
-    probe = OnlineProbe(3, learning_rate=0.05, weight_decay=0.0)
+    probe = OnlineLinearProbe(3, learning_rate=0.05, weight_decay=0.0)
     for _ in range(400):
         probe._step(features, label)
     head, _ = probe._probe(features)

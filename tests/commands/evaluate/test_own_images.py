@@ -17,7 +17,6 @@ from support.methods.clip import add_tiny_clip
 from support.methods.methods import METHODS, OTHERS
 from support.runs.command_line import run
 from vlightning.commands.evaluate.encoding import Loading, encode_classes
-from vlightning.commands.evaluate.model import _logit_scale
 from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 
 
@@ -105,4 +104,4 @@ def test_the_temperature_is_that_of_the_method(name, tmp_path):
         "shre": lambda: (-module.scales["h2"]).exp(),
     }
     temperature = temperatures.get(name, lambda: (-module.student.logit_scale).exp())()
-    assert _logit_scale(module) == pytest.approx(1 / float(temperature))
+    assert module.similarity_scale() == pytest.approx(1 / float(temperature))

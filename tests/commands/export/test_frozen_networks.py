@@ -11,7 +11,7 @@ from support.methods.methods import OTHERS
 from support.runs.command_line import run
 from vlightning.commands.export import from_pretrained
 from vlightning.datamodules import ShapeClassesDataModule
-from vlightning.lightning_modules import LinearProbeModule
+from vlightning.lightning_modules import CoCoRDLinearProbeModule
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -33,7 +33,7 @@ def test_a_linear_probe_is_exported_with_its_backbone(tmp_path):
     weights = teacher_file(tmp_path, "resnet8", 5)
     data = ShapeClassesDataModule(length=40, eval_length=10, batch_size=8, image_size=16, num_workers=0)
     with torch.enable_grad():
-        module = trained(LinearProbeModule("resnet8", 5, weights, num_classes=40), data, tmp_path)
+        module = trained(CoCoRDLinearProbeModule("resnet8", 5, weights, num_classes=40), data, tmp_path)
     assert exported(tmp_path).status == 0
     other = teacher_file(tmp_path, "resnet8", 5, seed=2)
     shutil.move(other, weights)

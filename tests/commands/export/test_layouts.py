@@ -27,7 +27,7 @@ from support.methods.probe import tiny_probe
 from support.project.pages import blocks
 from support.runs.command_line import run
 from vlightning.commands.export.publishing import files_of
-from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
+from vlightning.lightning_modules import CoCoRDLinearProbeModule, CoCoRDModule
 
 KINDS = METHODS | OTHERS
 TEXTS = ["a red circle above a blue square", "it is green"]
@@ -161,9 +161,9 @@ def classifier(name, folder):
     data = shape_classes(image_size=32)
     if name == "CoCoRDModule":
         return CoCoRDModule("resnet8", CLASSES, **OFF), data
-    if name == "LinearProbeModule":
-        return LinearProbeModule("resnet8", 5, teacher_file(folder, "resnet8", 5), num_classes=CLASSES), data
-    return (tiny_classifier if name == "VisionClassifierModule" else tiny_probe)(image_size=32), data
+    if name == "CoCoRDLinearProbeModule":
+        return CoCoRDLinearProbeModule("resnet8", 5, teacher_file(folder, "resnet8", 5), num_classes=CLASSES), data
+    return (tiny_classifier if name == "MMLGImageClassifierModule" else tiny_probe)(image_size=32), data
 
 
 def onnx_output(file, *inputs):
@@ -172,7 +172,9 @@ def onnx_output(file, *inputs):
     return torch.from_numpy(session.run(None, {put.name: tensor.numpy() for put, tensor in named})[0])
 
 
-@pytest.mark.parametrize("name", ["CoCoRDModule", "VisionClassifierModule", "ImageProbeModule", "LinearProbeModule"])
+@pytest.mark.parametrize(
+    "name", ["CoCoRDModule", "MMLGImageClassifierModule", "SHReImageClassifierModule", "CoCoRDLinearProbeModule"]
+)
 @torch.no_grad()
 def test_torch_exports_a_classifier_as_the_page_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

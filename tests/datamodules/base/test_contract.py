@@ -4,6 +4,7 @@ import pytest
 
 import vlightning.datamodules
 from vlightning.common.errors import UserError
+from vlightning.common.private_api import constructor_parameters
 from vlightning.datamodules import (
     EmbeddedCaptionsDataModule,
     ShapeClassesDataModule,
@@ -15,7 +16,7 @@ from vlightning.datamodules.base.contract import (
     NamesViews,
     asked,
 )
-from vlightning.datamodules.base.hyperparameters import argument_names
+from vlightning.datamodules.base.hyperparameters import constructor_arguments
 
 LOADER = {"batch_size", "num_workers", "pin_memory", "seed", "max_bad_share"}
 CLASSES = [name for name in vlightning.datamodules.__all__ if name.endswith("DataModule")]
@@ -55,19 +56,26 @@ def test_training_images_tell_their_normalization():
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_datamodule_takes_the_loader_arguments(name):
-    assert argument_names(getattr(vlightning.datamodules, name)) >= LOADER
+    assert constructor_arguments(getattr(vlightning.datamodules, name)).keys() >= LOADER
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_arguments_are_those_of_the_command_line(name):
+    cls = getattr(vlightning.datamodules, name)
+    options = {parameter.name for parameter in constructor_parameters(cls)}
+    assert constructor_arguments(cls).keys() == options
 
 
 def test_arguments_of_the_bases_are_recorded_with_their_defaults():
     recorded = dict(ShapesDataModule(batch_size=3, max_bad_share=0.5).hparams)
-    assert recorded.keys() == argument_names(ShapesDataModule)
+    assert recorded.keys() == constructor_arguments(ShapesDataModule).keys()
     assert (recorded["batch_size"], recorded["max_bad_share"], recorded["num_workers"]) == (3, 0.5, 0)
     assert ShapesDataModule(**recorded).hparams == recorded
 
 
 def test_arguments_that_a_class_decides_itself_are_not_recorded():
     recorded = dict(EmbeddedCaptionsDataModule("embeddings.parquet").hparams)
-    assert recorded.keys() == argument_names(EmbeddedCaptionsDataModule)
+    assert recorded.keys() == constructor_arguments(EmbeddedCaptionsDataModule).keys()
     assert "train_transform" not in recorded
 
 

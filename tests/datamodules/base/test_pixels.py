@@ -201,5 +201,5 @@ def test_batches_are_pinned_for_a_gpu(device, pins):
     data = ShapesDataModule(length=8, batch_size=4)
     data.setup("fit")
     data.trainer = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
-    loader = data._inner([], None, workers=0)
+    loader = data.torch_loader([], None, workers=0)
     assert loader.pin_memory == pins

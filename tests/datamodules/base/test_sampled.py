@@ -243,7 +243,7 @@ def test_checkpoints_hold_seed_and_tokenizer_as_plain_data(tmp_path):
     assert saved["datamodule_hyper_parameters"]["batch_size"] == 4
     assert "train_transform" not in saved["datamodule_hyper_parameters"]
     again = ShapesDataModule.load_from_checkpoint(tmp_path / "step=2.ckpt", weights_only=True)
-    assert (again.length, again.batch_size) == (30, 4)
+    assert (again.content[:2], again.batch_size) == ((30, 6), 4)
 
 
 def test_the_checkpoints_seed_wins_with_a_warning():

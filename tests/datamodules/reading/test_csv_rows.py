@@ -13,7 +13,7 @@ from vlightning.datamodules.grounding.rows import read_columns
 from vlightning.datamodules.questions.rows import read_questions
 from vlightning.datamodules.reading.lists import read_items
 from vlightning.datamodules.reading.parquet import column_names
-from vlightning.datamodules.tasks.annotations import Annotations
+from vlightning.datamodules.tasks.rows import Annotations
 
 PIECES = ["a", "ü", ".", ",", ";", "\t", '"', '""', "\n", "\r", "\r\n", " "]
 TEXT = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)

@@ -16,7 +16,7 @@ from support.data.streams import read
 from support.data.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.stream_sets import StreamedTrainingSet
+from vlightning.datamodules.pairs.streams import StreamedTrainingSet
 from vlightning.datamodules.reading import remote
 from vlightning.datamodules.reading.shards import Shards, find_shards
 

@@ -11,7 +11,7 @@ from support.data.images import draw_image, encoded
 from support.data.streams import indices, read
 from support.runs.loader_workers import read_by_loader
 from vlightning.common.errors import UserError
-from vlightning.datamodules.pairs.stream_sets import StreamedEvaluationSet, StreamedTrainingSet
+from vlightning.datamodules.pairs.streams import StreamedEvaluationSet, StreamedTrainingSet
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream
 

@@ -11,8 +11,7 @@ from support.methods.reinforced import write_tar
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
 from vlightning.datamodules.reading.shards import Shards, find_shards
-from vlightning.datamodules.reading.tar import sample_spans
-from vlightning.datamodules.reading.tar_index import tar_index
+from vlightning.datamodules.reading.tar import sample_spans, tar_index
 
 
 def content(number):
@@ -40,7 +39,7 @@ def test_the_headers_are_read_once_and_again_when_the_file_has_changed(tmp_path,
     two_files(tmp_path / "data")
     file = str(tmp_path / "data" / "1.tar")
     reads = []
-    read = "vlightning.datamodules.reading.tar_index.sample_spans"
+    read = "vlightning.datamodules.reading.tar.sample_spans"
     monkeypatch.setattr(read, lambda path: reads.append(path) or sample_spans(path))
     first, second = (tar_index(file, tmp_path / "cache") for _ in range(2))
     assert len(reads) == 1

@@ -30,9 +30,9 @@ SCALED = {"number: callbacks/optimizer_step.py _after_step": 1}
 SGD_SCALED = {"number: lightning_modules/base/method.py optimizer_step": 1}
 """Under fp16 with an optimizer that is not fused, torch's scaler asks the same first."""
 EVALUATED = {
-    "copy: lightning_modules/evaluation/collected.py add_images": 3,
-    "copy: lightning_modules/evaluation/collected.py add_texts": 3,
-    "copy: lightning_modules/evaluation/collected.py <listcomp>": 2,
+    "copy: lightning_modules/evaluation/retrieval_result.py add_images": 3,
+    "copy: lightning_modules/evaluation/retrieval_result.py add_texts": 3,
+    "copy: lightning_modules/evaluation/retrieval_result.py <listcomp>": 2,
 }
 """Features and ids of a batch, which are collected in main memory."""
 TOKENS = {"copy: lightning_modules/evaluation/reranking.py append": 1}

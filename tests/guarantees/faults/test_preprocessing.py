@@ -31,11 +31,10 @@ from vlightning.datamodules import (
     ShapesDataModule,
 )
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.mmlg.towers import load_image_tower
-from vlightning.lightning_modules.networks.clip.files import save_vendor
+from vlightning.lightning_modules.mmlg.embedding import load_image_tower
+from vlightning.lightning_modules.networks.clip.files import save_vendor, write_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
-from vlightning.lightning_modules.networks.open_clip_folder import write_open_clip
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 CLIP_WORDS = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": LENGTH}

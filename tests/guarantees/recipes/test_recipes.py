@@ -199,7 +199,7 @@ A name stands for all configs that start with it and have no entry of their own.
 
 
 def _leads_where_the_paper_says(command, planned):
-    """The header, the parsed recipe and its schedule have the numbers of the paper."""
+    """The `schedule` of the config, the parsed recipe and its learning rates have the numbers of the paper."""
     name = [word for word in command.split() if word.startswith("configs/")][-1].removeprefix("configs/")[:-5]
     steps, batch, warmup, end = LENGTHS[max((key for key in LENGTHS if name.startswith(key)), key=len)]
     stated = length_of(command)
@@ -213,7 +213,7 @@ def _leads_where_the_paper_says(command, planned):
         assert stated.epochs == planned["epochs"], command
     assert planned["rows"] in (None, stated.rows), command
     assert planned["samples"] in (None, "captions" if stated.unit == "captions" else "images"), command
-    assert stated.warmup == warmup, command
+    assert stated.warmup_steps == warmup, command
     assert planned["peak"] == pytest.approx(1, rel=1e-3), command
     assert planned["end"] == pytest.approx(end, abs=1e-9), command
     if warmup:

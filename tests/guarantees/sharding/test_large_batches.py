@@ -17,10 +17,10 @@ from support.methods.albef import tiny_albef
 from support.methods.random_batches import NAMES, random_rows, rows_loader, small
 from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.commands.plan.estimate import Estimate, Sizes
-from vlightning.lightning_modules.albef.encoding import Encoded
-from vlightning.lightning_modules.albef.itc import gather_keys, image_text_contrast
+from vlightning.lightning_modules.albef.itc import Keys, image_text_contrast
+from vlightning.lightning_modules.albef.network import Encoded
 from vlightning.lightning_modules.cocord.losses import contrastive_loss
-from vlightning.lightning_modules.losses.contrast import Side, contrast_terms
+from vlightning.lightning_modules.losses.contrast import PairFeatures, contrast_losses
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -49,13 +49,13 @@ def test_the_formula_holds_for_the_logits_of_clips_loss(teachers, masks, slice_r
 
     def side(gradient):
         own, everyone = ([unit_rows(rows, 2, gradient) for _ in range(2)] for rows in (run.rows, run.pairs))
-        return Side(*own, *everyone, torch.tensor(10.0, requires_grad=gradient))
+        return PairFeatures(*own, *everyone, torch.tensor(10.0, requires_grad=gradient))
 
     student, taught = side(True), [side(False) for _ in range(teachers)]
     ids = (torch.arange(run.rows)[:, None], torch.arange(run.pairs)[:, None]) if masks else None
 
     def loss():
-        terms = contrast_terms(student, taught, 0, slice_rows, ids)
+        terms = contrast_losses(student, taught, 0, slice_rows, ids)
         return terms.contrast + terms.distillation
 
     loss().backward()  # creates the gradients
@@ -68,7 +68,7 @@ def test_the_formula_holds_for_the_logits_of_albef(slice_rows):
     run = Run(100, 1, slice_rows)
     student = Encoded(None, None, None, unit_rows(100, 8, True), unit_rows(100, 8, True))
     teacher = Encoded(None, None, None, unit_rows(100, 8), unit_rows(100, 8))
-    keys = gather_keys(teacher, torch.arange(200).view(100, 2), "global")
+    keys = Keys(teacher.image_features, teacher.text_features, torch.arange(200).view(100, 2), offset=0, gathered=True)
 
     def loss():
         return image_text_contrast(

@@ -5,7 +5,7 @@ import torch
 
 from vlightning.callbacks import draws
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.albef import itm
+from vlightning.lightning_modules.albef import itm, losses
 from vlightning.lightning_modules.albef.settings import ContrastSettings
 
 
@@ -78,4 +78,4 @@ def test_itm_omits_pairs_without_a_negative():
     labels, weights = torch.tensor([1, 1, 0, 0, 0]), torch.tensor([1.0, 1, 1, 0, 1])
     kept = weights.bool()
     expected = torch.nn.functional.cross_entropy(logits[kept], labels[kept])
-    torch.testing.assert_close(itm.itm_loss(logits, labels, weights, weights.sum()), expected)
+    torch.testing.assert_close(losses.itm_loss(logits, labels, weights, weights.sum()), expected)

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from vlightning.lightning_modules.albef import mlm
+from vlightning.lightning_modules.albef import losses, mlm
 from vlightning.lightning_modules.albef.settings import TextSettings
 
 PAD, CLS, SEP, MASK, VOCAB = 0, 101, 102, 103, 1000
@@ -83,13 +83,13 @@ def test_mlm_equals_a_slow_reference_and_ignores_unlabelled_rows():
         log_sum = math.log(sum(map(math.exp, row)))
         weights = [math.exp(x) / sum(map(math.exp, soft)) for x in soft]
         total += 0.7 * (log_sum - row[label]) + 0.3 * sum(w * (log_sum - x) for w, x in zip(weights, row, strict=True))
-    loss = mlm.mlm_loss(logits, teacher, labels, 0.3, torch.tensor(4.0))
+    loss = losses.mlm_loss(logits, teacher, labels, 0.3, torch.tensor(4.0))
     assert loss.item() == pytest.approx(total / 4, rel=1e-12)
 
 
 def test_mlm_without_any_label_is_zero_with_a_finite_gradient():
     logits = torch.randn(1, 9, requires_grad=True)
-    loss = mlm.mlm_loss(logits, torch.randn(1, 9), torch.tensor([-100]), 0.4, torch.tensor(1.0))
+    loss = losses.mlm_loss(logits, torch.randn(1, 9), torch.tensor([-100]), 0.4, torch.tensor(1.0))
     loss.backward()
     assert loss.item() == 0
     assert torch.equal(logits.grad, torch.zeros(1, 9))

@@ -265,7 +265,7 @@ def test_names_in_errors_are_those_of_the_retrieval_family(authors, build):
         load_official(build(mlm=False), state)
 
 
-def test_a_retrieval_file_cannot_start_masked_language_modelling(authors, build):
+def test_a_retrieval_file_cannot_start_masked_language_modeling(authors, build):
     with pytest.raises(UserError, match=r"a language-model head in .*, got none: set model.mlm to false"):
         load_official(build(), _retrieval(authors))
 

@@ -15,7 +15,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.weights import load_bert
-from vlightning.lightning_modules.networks.vit_weights import load_vision_weights, resize_positions
+from vlightning.lightning_modules.networks.vit import load_vision_weights, resize_positions
 
 
 def _bert(folder, layers=2, **changes):

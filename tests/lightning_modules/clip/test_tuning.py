@@ -8,7 +8,6 @@ import torch
 
 from support.methods.published import CONFIG, LENGTH, pairs, tiny_clip
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.networks.clip.layers import layers_of
 from vlightning.lightning_modules.networks.clip.lora import (
     ADAPTER_FILE,
     LoRASettings,
@@ -17,6 +16,7 @@ from vlightning.lightning_modules.networks.clip.lora import (
     merged_state,
 )
 from vlightning.lightning_modules.networks.clip.models import build_model
+from vlightning.lightning_modules.networks.clip.towers import layers_of
 
 
 def features(network, batch):

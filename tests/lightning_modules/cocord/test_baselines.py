@@ -12,11 +12,10 @@ from support.methods.cocord import CLASSES, OFF, PAIRS, random_batch, teacher_fi
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.baselines import crd as crd_code
-from vlightning.lightning_modules.cocord.baselines import losses as losses_code
-from vlightning.lightning_modules.cocord.baselines.attention import attention_loss
-from vlightning.lightning_modules.cocord.baselines.crd import CRD, draw_negatives, nce_loss
-from vlightning.lightning_modules.cocord.baselines.hint import Hint
+from vlightning.lightning_modules.cocord import baselines
+from vlightning.lightning_modules.cocord import crd as crd_code
+from vlightning.lightning_modules.cocord.baselines import Hint, attention_loss
+from vlightning.lightning_modules.cocord.crd import CRD, draw_negatives, nce_loss
 from vlightning.lightning_modules.cocord.export import export
 from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network
 
@@ -318,6 +317,6 @@ def test_crd_needs_the_labels_of_all_training_images_and_whole_banks(tmp_path, m
     module = taught(tmp_path, crd_weight=0.8)
     with pytest.raises(UserError, match=r"labels of its training images for kd\.crd_weight, got none: use Image"):
         module.setup("fit")
-    monkeypatch.setattr(losses_code, "restores_after_setup", lambda module: True)
+    monkeypatch.setattr(baselines, "restores_after_setup", lambda module: True)
     with pytest.raises(UserError, match=r"one process or DDP for kd\.crd_weight, .* got a strategy that shards: set"):
         module.setup("fit")

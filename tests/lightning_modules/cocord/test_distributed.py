@@ -7,7 +7,7 @@ from support.runs.distributed import run_ddp_fit, run_distributed
 from vlightning.callbacks import draws, rank
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
-from vlightning.lightning_modules.cocord.baselines.crd import CRD
+from vlightning.lightning_modules.cocord.crd import CRD
 
 ROWS = 8
 

@@ -133,7 +133,7 @@ def test_dictionary_takes_the_papers_bytes_and_wraps_around():
 def test_the_teachers_head_moves_where_the_widths_are_equal(teacher, student):
     """The recipe of each pair takes its steps in `tests/guarantees/recipes/test_recipes.py`."""
     module = CoCoRDModule(student, CLASSES, teacher={"name": teacher}, **HEADS)
-    assert module.teacher_head_moves == ((teacher, student) in EQUAL_WIDTHS)
+    assert module.averages_teacher_head == ((teacher, student) in EQUAL_WIDTHS)
 
 
 def test_gradients_reach_what_trains_and_nothing_else(tmp_path):

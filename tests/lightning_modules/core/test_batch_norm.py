@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vlightning.lightning_modules.core.batch_norm import one_update
+from vlightning.lightning_modules.core.memory import one_update
 
 
 def statistics(norm):

@@ -12,7 +12,7 @@ from support.methods.methods import METHODS, OTHERS
 from support.methods.random_batches import Rows, random_rows, small
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
-from vlightning.lightning_modules import CoCoRDModule, LinearProbeModule
+from vlightning.lightning_modules import CoCoRDLinearProbeModule, CoCoRDModule
 
 OF_ONE_SIZE = [name for name in (*METHODS, *OTHERS) if name not in ("cocord", "captioning")]
 WITH_TEXTS = [name for name in METHODS if name != "cocord"]
@@ -58,7 +58,7 @@ def test_image_size_of_a_library_transformer_is_checked_for_student_and_teacher(
 
 def test_image_size_of_a_probed_transformer_is_checked(tmp_path):
     data = ShapeClassesDataModule(length=8, batch_size=4, num_workers=0, image_size=32)
-    module = LinearProbeModule("timm/vit_tiny_patch16_224", num_classes=data.num_classes)
+    module = CoCoRDLinearProbeModule("timm/vit_tiny_patch16_224", num_classes=data.num_classes)
     module.setup = lambda stage: None
     refused(module, data, tmp_path, r"images of 224 x 224 pixels, got 32 x 32 in the data")
 

@@ -5,7 +5,7 @@ import torch
 from timm.layers import Mlp
 from torch.utils.flop_counter import FlopCounterMode
 
-from vlightning.lightning_modules.core.mlp import LeanMlp
+from vlightning.lightning_modules.core.memory import LeanMlp
 
 WIDTH, HIDDEN, TOKENS = 8, 32, 5
 

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from support.runs.distributed import run_distributed
 from vlightning.callbacks import gather, rank
 from vlightning.lightning_modules.losses.contrast import (
-    Side,
-    contrast_terms,
+    PairFeatures,
+    contrast_losses,
     pair_ids,
     same_pairs,
     share_of_repeats,
@@ -32,7 +32,7 @@ def features(teachers=2):
 
 
 def whole(image, text, scale):
-    return Side(image, text, image, text, scale)
+    return PairFeatures(image, text, image, text, scale)
 
 
 def plain(image, text, scale, taught, weight):
@@ -64,7 +64,7 @@ def test_the_loss_equals_the_papers_sum_in_value_and_gradient(teachers, weight, 
     image, text, scale, taught = features(teachers=teachers)
     expected_inputs, found_inputs = leaves(image, text, scale), leaves(image, text, scale)
     expected = plain(*expected_inputs, taught, weight)
-    terms = contrast_terms(whole(*found_inputs), [whole(*teacher) for teacher in taught], chunk=chunk)
+    terms = contrast_losses(whole(*found_inputs), [whole(*teacher) for teacher in taught], chunk=chunk)
     found = weighted(terms, weight)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
     gradients = [
@@ -76,7 +76,7 @@ def test_the_loss_equals_the_papers_sum_in_value_and_gradient(teachers, weight, 
 
 def test_the_contrast_equals_open_clips_loss():
     image, text, scale, _ = features()
-    terms = contrast_terms(whole(image, text, scale), [])
+    terms = contrast_losses(whole(image, text, scale), [])
     torch.testing.assert_close(terms.contrast, open_clip.ClipLoss()(image, text, scale))
     assert float(terms.distillation) == float(terms.entropy) == 0
 
@@ -84,13 +84,13 @@ def test_the_contrast_equals_open_clips_loss():
 def test_distillation_from_itself_is_zero():
     image, text, _, _ = features()
     same = whole(image, text, 20.0)
-    assert float(contrast_terms(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
+    assert float(contrast_losses(same, [same, same]).distillation) == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.parametrize("chunk", [None, 4])
 def test_entropy_is_the_mean_over_teachers_rows_and_directions(chunk):
     image, text, scale, taught = features()
-    terms = contrast_terms(whole(image, text, scale), [whole(*teacher) for teacher in taught], chunk=chunk)
+    terms = contrast_losses(whole(image, text, scale), [whole(*teacher) for teacher in taught], chunk=chunk)
     expected = 0.0
     for one, other, theirs in taught:
         logits = theirs * one @ other.T
@@ -102,9 +102,9 @@ def test_entropy_is_the_mean_over_teachers_rows_and_directions(chunk):
 def test_half_precision_is_raised_before_the_softmax():
     image, text, _, taught = features()
     teachers = [whole(*teacher) for teacher in taught]
-    expected = contrast_terms(whole(image.bfloat16().float(), text.bfloat16().float(), 100.0), teachers)
+    expected = contrast_losses(whole(image.bfloat16().float(), text.bfloat16().float(), 100.0), teachers)
     with torch.autocast("cpu", torch.bfloat16):
-        found = contrast_terms(whole(image.bfloat16(), text.bfloat16(), 100.0), teachers)
+        found = contrast_losses(whole(image.bfloat16(), text.bfloat16(), 100.0), teachers)
     torch.testing.assert_close(found, expected)
     assert found.contrast.dtype == torch.float32
 
@@ -113,9 +113,11 @@ def on_rank(chunk):
     image, text, scale, taught = features()
     own = slice(rank() * PAIRS // 2, (rank() + 1) * PAIRS // 2)
     inputs = leaves(image[own], text[own], scale)
-    student = Side(inputs[0], inputs[1], gather(inputs[0], gradient=True), gather(inputs[1], gradient=True), inputs[2])
-    teachers = [Side(i[own], t[own], gather(i[own]), gather(t[own]), s) for i, t, s in taught]
-    loss = weighted(contrast_terms(student, teachers, first=rank() * PAIRS // 2, chunk=chunk), 0.7)
+    student = PairFeatures(
+        inputs[0], inputs[1], gather(inputs[0], gradient=True), gather(inputs[1], gradient=True), inputs[2]
+    )
+    teachers = [PairFeatures(i[own], t[own], gather(i[own]), gather(t[own]), s) for i, t, s in taught]
+    loss = weighted(contrast_losses(student, teachers, offset=rank() * PAIRS // 2, chunk=chunk), 0.7)
     loss.backward()
     return loss.detach(), [value.grad for value in inputs]
 
@@ -124,7 +126,7 @@ def on_rank(chunk):
 def test_two_processes_equal_one(chunk):
     image, text, scale, taught = features()
     inputs = leaves(image, text, scale)
-    loss = weighted(contrast_terms(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
+    loss = weighted(contrast_losses(whole(*inputs), [whole(*teacher) for teacher in taught]), 0.7)
     loss.backward()
     halves = run_distributed(on_rank, chunk)
     torch.testing.assert_close(sum(half[0] for half in halves) / 2, loss.detach(), rtol=1e-12, atol=0)
@@ -138,14 +140,14 @@ def test_masking_pairs_of_an_image_is_refused_with_distillation():
     image, text, scale, taught = features()
     ids = torch.arange(PAIRS)
     with pytest.raises(ValueError, match="Expected no ids with teachers"):
-        contrast_terms(whole(image, text, scale), [whole(*taught[0])], ids=(ids[:, None], ids[:, None]))
+        contrast_losses(whole(image, text, scale), [whole(*taught[0])], ids=(ids[:, None], ids[:, None]))
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 def test_other_pairs_of_a_rows_image_are_masked(chunk):
     image, text, scale, _ = features()
     ids = torch.tensor([4, 7, 4, 4, 9, 7])
-    found = contrast_terms(whole(image, text, scale), [], chunk=chunk, ids=(ids[:, None], ids[:, None])).contrast
+    found = contrast_losses(whole(image, text, scale), [], chunk=chunk, ids=(ids[:, None], ids[:, None])).contrast
     expected = 0.0
     for rows, columns in ((image, text), (text, image)):
         for i in range(PAIRS):

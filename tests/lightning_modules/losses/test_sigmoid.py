@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from support.runs.distributed import run_distributed
 from vlightning.callbacks import gather, rank
-from vlightning.lightning_modules.losses.contrast import Side
+from vlightning.lightning_modules.losses.contrast import PairFeatures
 from vlightning.lightning_modules.losses.sigmoid import sigmoid_loss
 
 PAIRS = 6
@@ -23,7 +23,7 @@ def inputs():
 
 
 def whole(image, text, scale):
-    return Side(image, text, image, text, scale)
+    return PairFeatures(image, text, image, text, scale)
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 4])
@@ -57,7 +57,7 @@ def on_rank():
     own = slice(rank() * 3, rank() * 3 + 3)
     mine = [tensor.detach()[own].clone().requires_grad_() for tensor in (image, text)]
     everyone = gather(torch.cat(mine, 1), True).split([5, 5], 1)
-    loss = sigmoid_loss(Side(*mine, *everyone, scale), bias, first=rank() * 3, chunk=2)
+    loss = sigmoid_loss(PairFeatures(*mine, *everyone, scale), bias, offset=rank() * 3, chunk=2)
     loss.backward()
     return loss.detach(), [tensor.grad for tensor in mine], scale.grad, bias.grad
 

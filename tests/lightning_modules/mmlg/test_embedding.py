@@ -20,7 +20,7 @@ from vlightning.callbacks import ImageEmbeddingWriter
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import CaptioningModule, ImageEmbeddingModule
-from vlightning.lightning_modules.mmlg.towers import load_image_tower
+from vlightning.lightning_modules.mmlg.embedding import load_image_tower
 
 IMAGES = len(CAPTIONS)
 PREPROCESSING = {"image_mean": (0.5, 0.4, 0.3), "image_std": (0.2, 0.3, 0.4)}

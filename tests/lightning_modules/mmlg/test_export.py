@@ -28,7 +28,7 @@ def test_open_clip_loads_the_clip_that_was_trained_and_it_is_a_teacher(tmp_path,
     torch.testing.assert_close(found[2], module.student.logit_scale.exp().squeeze().detach())
     assert tuple(transform.transforms[-1].mean) == (0.1, 0.2, 0.3)
     teacher = load_published(None, str(tmp_path / "out"))
-    assert teacher.preprocessing.mean == [0.1, 0.2, 0.3]
+    assert teacher.preprocessing.mean == (0.1, 0.2, 0.3)
     assert teacher.network.context_length == LENGTH
 
 

@@ -16,10 +16,10 @@ from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MMLGModule
-from vlightning.lightning_modules.core.file_readers import PublishedCLIP
 from vlightning.lightning_modules.mmlg.settings import TeacherSettings, TextSettings, VisionSettings
 from vlightning.lightning_modules.mmlg.teacher import check_teacher
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
+from vlightning.lightning_modules.networks.published_clip import PublishedCLIP
 
 ROWS = 6
 

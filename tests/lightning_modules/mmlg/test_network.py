@@ -8,8 +8,7 @@ from vlightning.callbacks.learngene.layers import rule_of
 from vlightning.callbacks.learngene.sizes import LearngeneSizes
 from vlightning.callbacks.modules import blocks_of
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.mmlg.network import LearngeneCLIP
-from vlightning.lightning_modules.mmlg.tleg import LinearCLIP
+from vlightning.lightning_modules.mmlg.network import LearngeneCLIP, LinearCLIP
 
 # Which group and coefficients layers 0 to 11 have (section 3.1 of the paper; the example there is layer 6).
 LAYERS = [(1, 0), (1, 0), (2, 1), (2, 1), (1, 2), (1, 2), (2, 3), (2, 3), (1, 4), (1, 4), (2, 5), (2, 5)]

@@ -19,10 +19,9 @@ from torch import nn
 
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip import coca_captioner
-from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder
+from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder, draw, top_p_filtered
 from vlightning.lightning_modules.mobileclip.captioner import post_processed
 from vlightning.lightning_modules.mobileclip.coca_captioner import CoCaCaptioner
-from vlightning.lightning_modules.mobileclip.sampling import draw, top_p_filtered
 from vlightning.lightning_modules.mobileclip.transformers_captioner import TransformersCaptioner
 from vlightning.lightning_modules.networks.published_clip import load_published
 

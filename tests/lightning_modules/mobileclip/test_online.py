@@ -13,11 +13,12 @@ from torch.nn.functional import normalize
 from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
+from vlightning.common.preprocessing import Normalization, Preprocessing
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
-from vlightning.lightning_modules.core.teacher_images import Normalisation
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
+from vlightning.lightning_modules.mobileclip.module import captions_of
+from vlightning.lightning_modules.mobileclip.teachers import TEACHER_TEXTS
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 
@@ -47,8 +48,14 @@ def online(folders, scales=(20.0, None), **options):
 
 
 def loaded(module):
-    module.online.load(LENGTH, Normalisation((0.0, 0.1, 0.2), (1.0, 0.9, 0.8)))
-    module.teachers = module.online.teachers
+    module.teachers.load(LENGTH, Normalization((0.0, 0.1, 0.2), (1.0, 0.9, 0.8)), None)
+
+
+def embeddings_of(module, batch):
+    """The embeddings of a batch by the names of stored ones."""
+    captions = captions_of(batch, module.captions, LENGTH)
+    image, texts = module.teachers.embed(batch["image"], captions)
+    return {"teacher_image": image} | {TEACHER_TEXTS[kind]: text for kind, text in texts.items()}
 
 
 def pixels():
@@ -85,10 +92,10 @@ def test_the_loss_is_that_of_stored_embeddings(folders, micro_batch_size):
     found = module.training_step(batch(), 0)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     found.backward()
-    assert all(parameter.grad is None for parameter in module.online.parameters())
-    added = module.online.add(batch(), ["real", "synthetic"], micro_batch_size)
+    assert all(parameter.grad is None for parameter in module.teachers.parameters())
+    computed = embeddings_of(module, batch())
     for name, embedding in embeddings.items():
-        torch.testing.assert_close(added[name], embedding, rtol=0, atol=1e-5)
+        torch.testing.assert_close(computed[name], embedding, rtol=0, atol=1e-5)
 
 
 def test_one_kind_of_captions_suffices(folders):
@@ -96,13 +103,13 @@ def test_one_kind_of_captions_suffices(folders):
     plain = {name: column for name, column in batch().items() if "synthetic" not in name}
     both = online(folders).training_step(plain, 0)
     torch.testing.assert_close(module.training_step(batch(), 0), both)
-    assert set(module.online.add(plain, ["real"], None)) == {*plain, "teacher_image", "teacher_text"}
+    assert set(embeddings_of(module, plain)) == {"teacher_image", "teacher_text"}
 
 
 def test_images_and_texts_are_resized_for_a_teacher(folders):
     module = online([folders[2]])
-    network = module.online.network[0]
-    found = module.online.add(batch(), ["real"], None)
+    network = module.teachers.network[0]
+    found = embeddings_of(module, batch())
     mean, std = (torch.tensor(part)[:, None, None] for part in ([0.5, 0.4, 0.3], [0.2, 0.5, 0.25]))
     image = F.interpolate(pixels().permute(0, 3, 1, 2) / 255, (LARGER, LARGER), mode="bicubic", antialias=True)
     ids = SimpleTokenizer(context_length=LENGTH + 3)(CAPTIONS)
@@ -117,10 +124,10 @@ def test_images_and_texts_are_resized_for_a_teacher(folders):
 
 def test_teachers_are_frozen_and_in_no_checkpoint(folders):
     module = online(folders).train()
-    assert not any(part.training for part in module.online.modules())
-    assert not any(parameter.requires_grad for parameter in module.online.parameters())
-    assert len(list(module.online.parameters())) > 20
-    assert not any(name.startswith("online") for name in module.state_dict())
+    assert not any(part.training for part in module.teachers.modules())
+    assert not any(parameter.requires_grad for parameter in module.teachers.parameters())
+    assert len(list(module.teachers.parameters())) > 20
+    assert not any(name.startswith("teachers") for name in module.state_dict())
     checkpoint = {"state_dict": module.state_dict()}
     module.on_save_checkpoint(checkpoint)
     assert checkpoint["teacher"]["weights"] == ", ".join(folders[:2])
@@ -158,7 +165,7 @@ def test_training_on_plain_pairs_with_teachers(folders, trainer):
     assert {"train/distillation_real", "train/contrast_real"} < trainer.callback_metrics.keys()
     assert module.teachers.scales == pytest.approx([math.exp(3), math.exp(5)])
     numbers = [part for one in pairs().normalization for part in one]
-    assert [part for one in module.online._images[0].numbers[:2] for part in one] == pytest.approx(numbers)
+    assert [part for one in module.teachers._images[0].numbers[:2] for part in one] == pytest.approx(numbers)
 
 
 def test_another_tokenizer_is_refused(folders, trainer):
@@ -173,10 +180,10 @@ def test_settings_that_do_not_fit_are_refused(folders):
         tiny_module(teacher={"models": []})
     unused = tiny_module(teacher={"models": [{"weights": "nowhere"}], "distillation_weight": 0.0})
     loaded(unused)
-    assert not unused.online.loaded
+    assert not unused.teachers.networks
     longer = MobileCLIPModule(add_tiny_clip(), max_tokens=LENGTH + 1, teacher={"models": [{"weights": folders[0]}]})
     with pytest.raises(UserError, match=f"texts of {LENGTH + 1} tokens, got 0 of"):
-        longer.online.load(LENGTH + 1, Normalisation((0.0,) * 3, (1.0,) * 3))
+        longer.teachers.load(LENGTH + 1, Normalization((0.0,) * 3, (1.0,) * 3), None)
 
 
 def test_the_command_line_takes_teachers():

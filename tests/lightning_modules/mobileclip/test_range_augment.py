@@ -6,9 +6,9 @@ import torch
 
 from support.methods.clip import LENGTH, SIZE, add_tiny_clip, reinforced_batch, tiny_module
 from vlightning.common.errors import UserError
+from vlightning.common.preprocessing import Normalization
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
-from vlightning.lightning_modules.core.teacher_images import Normalisation
 from vlightning.lightning_modules.mobileclip.range_augment import RangeAugment
 
 MEAN, STD = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
@@ -22,7 +22,7 @@ def images(rows=8):
 def augmenting(**fixed):
     """Return the augmentation of images on the 0-1 scale with fixed magnitudes."""
     augment = RangeAugment((40.0, 20.0))
-    augment.start(Normalisation(MEAN, STD))
+    augment.start(Normalization(MEAN, STD))
     wanted = {"brightness": 1.0, "contrast": 1.0, "noise": 0.0} | fixed
     if fixed:
         augment.ranges = lambda: torch.tensor([list(wanted.values())] * 2)
@@ -99,8 +99,10 @@ def test_the_ranges_learn_the_target(progress):
 def test_only_the_student_sees_the_augmentation(monkeypatch):
     module, batch, seen = tiny_module(vision={"range_augment": [40.0, 20.0]}), reinforced_batch(6), {}
     module.double().student.visual.register_forward_hook(lambda _, inputs, __: seen.update(student=inputs[0]))
-    monkeypatch.setattr(type(module.online), "loaded", True)
-    monkeypatch.setattr(module.online, "add", lambda batch, *_: seen.update(teacher=batch["image"]) or batch)
+    targets = module.teachers.targets
+    monkeypatch.setattr(
+        module.teachers, "targets", lambda batch, *rest: seen.update(teacher=batch["image"]) or targets(batch, *rest)
+    )
     torch.manual_seed(0)
     loss = module.training_step(batch, 0)
     assert seen["teacher"] is batch["image"]

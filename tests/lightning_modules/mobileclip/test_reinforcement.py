@@ -20,6 +20,7 @@ from support.data.images import draw_image, encoded
 from support.methods.clip import NAME, SIZE, add_tiny_clip, randomized
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.datamodules.base.faults import Account, Fault
 from vlightning.datamodules.reinforced.reinforcement_rows import (
     NetworkInputs,
@@ -28,7 +29,6 @@ from vlightning.datamodules.reinforced.reinforcement_rows import (
     batch_of,
 )
 from vlightning.datamodules.transforms.replay import OPERATIONS, Augmentation, Box, replay
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.mobileclip.captioner import Captioner
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher
 from vlightning.lightning_modules.mobileclip.reinforcement import ReinforcementModule
@@ -279,7 +279,7 @@ def test_blank_captions_are_dropped(folders, captioned):
     pairs = originals([[], [], []])
     reinforced = predicted(module, batch_for(module, pairs))
     assert reinforced.left_out == []
-    assert account.causes.total() == account.seen == 0
+    assert account.causes.total() == account.num_read == 0
     for pair in pairs:
         corner_ = np.array(Image.open(io.BytesIO(pair.image)))[0, 0, 0]
         text = f"seed {7 * pair.row} pixel {corner_}"

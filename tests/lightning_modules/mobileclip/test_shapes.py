@@ -15,7 +15,7 @@ from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
 from vlightning.lightning_modules.networks.clip.shapes import ModelShape, resolved
-from vlightning.lightning_modules.networks.clip.trained import read_published
+from vlightning.lightning_modules.networks.published_clip import load_published
 
 OWN = {
     "image_tower": "fastvit_mci_tiny",
@@ -77,7 +77,7 @@ def test_a_checkpoint_needs_no_file(file, tmp_path):
         "pytorch-lightning_version": "2.6.6",
     }
     torch.save(content, path)
-    published = read_published(str(file), path)
+    published = load_published(str(file), str(path))
     file.unlink()
     again = MobileCLIPModule.load_from_checkpoint(path, weights_only=True).eval()
     assert again.model == module.model == resolved(OWN)

@@ -18,7 +18,7 @@ from torch import nn
 from support.methods.clip import LENGTH, add_tiny_clip
 from support.methods.mobileclip import build_shallow, features, random_images, settle, texts
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.clip.files import save_open_clip, save_vendor
 from vlightning.lightning_modules.networks.clip.models import PRESETS, build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from vlightning.lightning_modules.networks.frozen_classifier import TRAINING
+from vlightning.lightning_modules.networks.classifier_files import TRAINING
 
 ROOT = Path(__file__).resolve().parents[3]
 

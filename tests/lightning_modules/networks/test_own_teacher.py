@@ -28,7 +28,7 @@ from vlightning.lightning_modules.cocord.teacher import OwnClassifier as Wrapped
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.networks.own_teacher import teacher_images
 from vlightning.lightning_modules.shre.settings import TeacherSettings as SHReTeacher
-from vlightning.lightning_modules.shre.teacher import teacher_images as shre_images
+from vlightning.lightning_modules.shre.teacher import teacher_conversion as shre_images
 
 CLASSIFIER, PAIR = "support.methods.own_teacher.OwnClassifier", "support.methods.own_teacher.OwnPair"
 SHORT = ["--trainer.accelerator", "cpu", "--trainer.limit_val_batches", "1", "--data.num_workers", "0"]
@@ -45,7 +45,7 @@ METHODS = {"CoCoRDModule": COCORD, "SHReModule": SHRE}
 
 
 class Data:
-    """The normalisation of a datamodule's images."""
+    """The normalization of a datamodule's images."""
 
     preprocessing = {"mean": [0.1, 0.2, 0.3], "std": [0.5, 0.6, 0.7]}  # noqa: RUF012
 
@@ -126,13 +126,13 @@ def test_features_and_logits_are_those_of_the_network_on_its_own_images():
 
 
 @pytest.mark.parametrize(("data", "named"), [(None, "the run, which has no datamodule"), (TinyData(), "TinyData")])
-def test_data_that_do_not_state_their_normalisation_are_refused(data, named):
+def test_data_that_do_not_state_their_normalization_are_refused(data, named):
     network = OwnClassifier()
     for images in (
         lambda: teacher_images(network, data),
         lambda: shre_images(network, SHReTeacher(network=network), data),
     ):
-        with pytest.raises(UserError, match=f"Expected the normalisation of the images.* got none from {named}: "):
+        with pytest.raises(UserError, match=f"Expected the normalization of the images.* got none from {named}: "):
             images()
 
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.methods.mobileclip import features, random_images, settle, texts
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.lightning_modules.core.frozen import Frozen
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from support.methods.methods import METHODS, OTHERS
 from support.methods.tiny_modules import loader, trainer
 from vlightning.lightning_modules.base.method import Method
-from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.optimizers import adamw
 from vlightning.lightning_modules.optim.schedules import WarmupCosine
 
 CLIP, STEPS, DIM = 0.05, 8, 6

@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from vlightning.lightning_modules.optim.parameter_groups import (
+from vlightning.lightning_modules.optim.optimizers import (
     layer_decay_groups,
     scale_rates,
     weight_decay_groups,

@@ -12,8 +12,8 @@ from support.methods.tiny_modules import loader, trainer
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.method import Method
-from vlightning.lightning_modules.optim.adamw import adamw
-from vlightning.lightning_modules.optim.schedules import WarmupCosine, WarmupShareCosine
+from vlightning.lightning_modules.optim.optimizers import adamw
+from vlightning.lightning_modules.optim.schedules import WarmupCosine
 
 PEAK, DIM = 0.1, 4
 
@@ -65,8 +65,8 @@ def cosine(steps):
         (WarmupCosine(PEAK, 2000), 30, [PEAK / 3, 2 * PEAK / 3, PEAK]),
         (WarmupCosine(PEAK, 2000), 5, []),
         (WarmupCosine(PEAK, 2), 5, [PEAK / 2, PEAK]),
-        (WarmupShareCosine(PEAK, 0.1), 5, []),
-        (WarmupShareCosine(PEAK, 0.1), 20, [0.0, PEAK / 2]),
+        (WarmupCosine(PEAK, warmup_start=0.0, warmup_share=0.1), 5, []),
+        (WarmupCosine(PEAK, warmup_start=0.0, warmup_share=0.1), 20, [0.0, PEAK / 2]),
     ],
 )
 def test_the_first_rates_follow_the_capped_warm_up(schedule, steps, warmup):

@@ -23,7 +23,7 @@ from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.shre import module as shre_code
 from vlightning.lightning_modules.shre.network import encode_pairs
-from vlightning.lightning_modules.shre.teacher import teacher_images
+from vlightning.lightning_modules.shre.teacher import teacher_conversion
 
 NAMES = ("h2", "h1", "h3")
 
@@ -172,16 +172,16 @@ OWN, THEIRS = ((0.1, 0.2, 0.3), (0.5, 0.6, 0.7)), ((0.4, 0.5, 0.6), (0.2, 0.25, 
 TAUGHT = {"mean": THEIRS[0], "std": THEIRS[1]}
 
 
-def columns(normalisation):
-    return [torch.tensor(part)[:, None, None] for part in normalisation]
+def columns(normalization):
+    return [torch.tensor(part)[:, None, None] for part in normalization]
 
 
 def shown_to(module, image):
     """Images as the teacher of a module receives them."""
-    return teacher_images(module.teacher.network, module.teacher_settings, module.datamodule)(image)
+    return teacher_conversion(module.teacher.network, module.teacher_settings, module.datamodule)(image)
 
 
-def test_the_teacher_receives_images_with_its_own_normalisation(tmp_path):
+def test_the_teacher_receives_images_with_its_own_normalization(tmp_path):
     own = {"image_mean": OWN[0], "image_std": OWN[1]}
     module = ready(tiny_shre(tmp_path, teacher={**own, **TAUGHT}))
     pixels = torch.rand(2, 3, 16, 16, dtype=torch.float64)
@@ -189,13 +189,13 @@ def test_the_teacher_receives_images_with_its_own_normalisation(tmp_path):
     image = (pixels - mean) / std
     torch.testing.assert_close(shown_to(module, image), (pixels - their_mean) / their_std)
     plain = ready(tiny_shre(tmp_path, teacher=own))
-    assert shown_to(plain, image) is image  # of a network with unknown normalisation
+    assert shown_to(plain, image) is image  # of a network with unknown normalization
     unknown = ready(tiny_shre(tmp_path, teacher=TAUGHT))
     with pytest.raises(UserError, match=r"got none from the run, .*set model\.teacher\.image_mean"):
         unknown.training_step(random_batch(), 0)
 
 
-def test_the_normalisation_of_the_data_is_that_of_its_preprocessing(tmp_path):
+def test_the_normalization_of_the_data_is_that_of_its_preprocessing(tmp_path):
     seen = []
     module = tiny_shre(tmp_path, **WORDS, teacher=TAUGHT)
     module.on_train_batch_end = lambda outputs, batch, batch_idx: seen.append(
@@ -210,7 +210,7 @@ def test_the_normalisation_of_the_data_is_that_of_its_preprocessing(tmp_path):
     torch.testing.assert_close(taught, (pixels - their_mean) / their_std, rtol=1e-5, atol=1e-5)
 
 
-def test_timms_teacher_receives_images_of_its_own_normalisation_and_size(tmp_path):
+def test_timms_teacher_receives_images_of_its_own_normalization_and_size(tmp_path):
     torch.manual_seed(0)
     network = timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES)
     torch.save(network.state_dict(), tmp_path / "vit.pth")

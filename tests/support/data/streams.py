@@ -4,7 +4,7 @@ import itertools
 from typing import NamedTuple
 from unittest import mock
 
-from vlightning.datamodules.pairs import stream_sets
+from vlightning.datamodules.pairs import streams
 
 
 class Worker(NamedTuple):
@@ -26,6 +26,6 @@ def read(dataset, workers=0):
     parts = []
     for worker in range(workers):
         info = Worker(workers, worker)
-        with mock.patch.object(stream_sets, "get_worker_info", return_value=info):
+        with mock.patch.object(streams, "get_worker_info", return_value=info):
             parts.append([indices(outcomes) for outcomes in dataset])
     return [batch for batches in itertools.zip_longest(*parts) for batch in batches if batch is not None]

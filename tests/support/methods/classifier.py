@@ -5,7 +5,7 @@ import torch
 from support.methods.groups import in_groups
 from support.methods.learngene import PATCH, SIZE, WIDTH, clip
 from vlightning.datamodules import ShapeClassesDataModule
-from vlightning.lightning_modules import VisionClassifierModule
+from vlightning.lightning_modules import MMLGImageClassifierModule
 
 CLASSES = 40
 TOWER = {"width": WIDTH, "heads": 2, "depth": 6, "patch_size": PATCH, "image_size": SIZE}
@@ -13,8 +13,8 @@ TOWER = {"width": WIDTH, "heads": 2, "depth": 6, "patch_size": PATCH, "image_siz
 
 def tiny_classifier(seed=0, **options):
     torch.manual_seed(seed)
-    return VisionClassifierModule(
-        **in_groups(VisionClassifierModule, {"num_classes": CLASSES, "warmup_steps": 3} | TOWER | options)
+    return MMLGImageClassifierModule(
+        **in_groups(MMLGImageClassifierModule, {"num_classes": CLASSES, "warmup_steps": 3} | TOWER | options)
     )
 
 

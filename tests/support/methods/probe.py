@@ -4,7 +4,7 @@ import torch
 
 from support.methods.groups import in_groups, merged
 from vlightning.datamodules import ShapeClassesDataModule
-from vlightning.lightning_modules import ImageProbeModule
+from vlightning.lightning_modules import SHReImageClassifierModule
 
 CLASSES, WIDTH, SIZE = 40, 16, 16
 ENCODER = {"image_size": SIZE, "patch_size": 8, "width": WIDTH, "depth": 6, "heads": 2}
@@ -14,8 +14,8 @@ PLAIN = {"mix": {"mixup": 0.0, "cutmix": 0.0}}
 def tiny_probe(seed=0, **options):
     """A module whose encoder has no initial values."""
     torch.manual_seed(seed)
-    module = ImageProbeModule(
-        **merged({"num_classes": CLASSES, "vision": ENCODER}, in_groups(ImageProbeModule, options))
+    module = SHReImageClassifierModule(
+        **merged({"num_classes": CLASSES, "vision": ENCODER}, in_groups(SHReImageClassifierModule, options))
     )
     with torch.no_grad():
         for name, parameter in module.encoder.named_parameters():

@@ -2,8 +2,8 @@
 
 import torch
 
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.lightning_modules import CLIPModule
-from vlightning.lightning_modules.core.clip_preprocessing import Preprocessing
 from vlightning.lightning_modules.networks.clip.files import save_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.shapes import OpenClipConfig

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader
 
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.core.frozen import Frozen
-from vlightning.lightning_modules.core.settings import settings
 from vlightning.lightning_modules.evaluation.classification import ClassificationEvaluation
-from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.optimizers import adamw
 from vlightning.lightning_modules.optim.schedules import Schedule, WarmupCosine
 
 CLASSES, SIDE, ROWS = 3, 2, 12
@@ -65,6 +64,9 @@ class ToyMethod(Method):
         lr_scheduler: replaces the paper's.
     """
 
+    vision: VisionSettings
+    optim: OptimSettings
+
     def __init__(
         self,
         vision: VisionSettings = VisionSettings(),
@@ -76,9 +78,10 @@ class ToyMethod(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.optim = settings(VisionSettings, vision), settings(OptimSettings, optim)
-        self.weights, self.teacher_seed, self.largest_scale = weights, teacher_seed, largest_scale
+        self.take_arguments(locals())
+        self.weights = weights
+        self.teacher_seed = teacher_seed
+        self.largest_scale = largest_scale
         numbers = 3 * self.vision.image_size**2
         self.student = nn.Sequential(
             nn.Flatten(), nn.Linear(numbers, self.vision.width), nn.Linear(self.vision.width, CLASSES)

@@ -14,7 +14,7 @@ from vlightning.lightning_modules.base.example_batch import pair_batch
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.core.settings import settings
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
-from vlightning.lightning_modules.optim.adamw import adamw
+from vlightning.lightning_modules.optim.optimizers import adamw
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import re
 import shlex
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
@@ -22,6 +22,8 @@ from lightning.pytorch.strategies import DDPStrategy
 from support.methods.clip import LENGTH, SIZE, add_tiny_clip
 from support.runs.command_line import run
 from vlightning.commands.cli import lightning_cli
+from vlightning.commands.cli.configs import schedule_of
+from vlightning.commands.cli.typed_values import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]
 CLASSES, DIMS = 1000, [6, 6]
@@ -63,9 +65,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "heads.hidden": 12,
         "heads.predictor_hidden": 8,
     },
-    "LinearProbeModule": {},
+    "CoCoRDLinearProbeModule": {},
     "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
-    "VisionClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
+    "MMLGImageClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
     "ImageEmbeddingModule": {},
     "CaptioningModule": {
         "embed_dim": 12,
@@ -85,7 +87,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "vision.depth": 2,
         "text.depth": 2,
     },
-    "ImageProbeModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
+    "SHReImageClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8, "vision.depth": 2},
 }
 """Sizes of networks, by module; a group's setting has a dotted name."""
 SWAPPED = {
@@ -155,36 +157,15 @@ class Ran:
     trainer: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     planned: dict[str, Any] = field(default_factory=dict)
-    """Batch and length of the whole run as parsed, and its learning rates over the steps that the header states."""
+    """Batch and length of the whole run as parsed, and its learning rates over the steps that the config states."""
 
 
-class Length(NamedTuple):
-    """The line `Schedule: ...` in the header of a recipe."""
-
-    steps: int
-    batch: int
-    unit: str
-    epochs: float
-    rows: int
-    warmup: int
-
-
-_LENGTH = re.compile(
-    r"# Schedule: ([\d,]+) steps of ([\d,]+) (images|pairs|captions), ([\d.]+) epochs? of ([\d,]+)"
-    r"(?:; ([\d,]+) steps of warm-up)?\.$",
-    re.MULTILINE,
-)
-
-
-def length_of(command: str) -> Length | None:
+def length_of(command: str) -> Schedule | None:
     """Return the length that the last config of a command states; None if no config does."""
-    texts = [(ROOT / word).read_text() for word in shlex.split(command) if word.startswith("configs/")]
-    found = [_LENGTH.search(text) for text in texts]
-    stated = [[group.replace(",", "") for group in one.groups("0")] for one in found if one]
-    if not stated:
-        return None
-    steps, batch, unit, epochs, rows, warmup = stated[-1]
-    return Length(int(steps), int(batch), unit, float(epochs), int(rows), int(warmup))
+    paths = [ROOT / word for word in shlex.split(command) if word.startswith("configs/")]
+    stated = [yaml.safe_load(path.read_text()).get("schedule") for path in paths]
+    lengths = [schedule_of(path, each) for path, each in zip(paths, stated, strict=True) if each is not None]
+    return lengths[-1] if lengths else None
 
 
 def commands_of(config: Path) -> list[str]:
@@ -267,7 +248,7 @@ def ran(command: str) -> Ran:
     if length and " fit " in command:
         schedule = trainer.lightning_module.paper_schedule()
         total, last = length.steps, length.steps if schedule.interval == "step" else planned["epochs"]
-        rates = {"start": 0, "peak": length.warmup + 1 if schedule.interval == "step" else 0, "end": last}
+        rates = {"start": 0, "peak": length.warmup_steps + 1 if schedule.interval == "step" else 0, "end": last}
         found.planned |= {name: schedule.rate(index, total) / schedule.peak for name, index in rates.items()}
     for optimizer in trainer.optimizers:
         states = list(optimizer.state.values())
@@ -356,7 +337,7 @@ def _replace(config: Any, subcommand: str) -> None:
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
-    side = SIZE if kind in ("SHReModule", "ImageProbeModule") else None  # the sides on which their encoder is trained
+    side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None  # the sides on which their encoder is trained
     if "MobileCLIP-tiny" in _flat(arguments.as_dict()).values():
         # Of 16 pixels its last stage would get a single one, on which oneDNN's gradient of a strided depthwise
         # convolution in bfloat16 reads memory that was never written.

@@ -80,7 +80,7 @@ def test_a_step_classifies_the_drawn_images_and_leaves_the_projections_alone(mon
     losses = []
     for row in (0, 1, 3):
         text = batch["input_ids"][row : row + 1], batch["attention_mask"][row : row + 1]
-        images = [batch["image"][place[row] : place[row] + 1] for place in (drawn.left, drawn.right)]
+        images = [batch["image"][index[row] : index[row] + 1] for index in (drawn.left, drawn.right)]
         losses.append(F.cross_entropy(module.student(*text, *images), drawn.label[row : row + 1]))
     torch.testing.assert_close(loss, torch.stack(losses).mean(), rtol=1e-6, atol=1e-6)
     loss.backward()

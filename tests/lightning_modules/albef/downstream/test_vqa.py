@@ -8,7 +8,7 @@ from support.methods.albef import tiny_albef
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule
 from vlightning.lightning_modules import VQAModule
-from vlightning.lightning_modules.albef.downstream.answers import target_places
+from vlightning.lightning_modules.albef.downstream.answers import target_positions
 from vlightning.lightning_modules.albef.downstream.official import to_official, with_decoder
 from vlightning.lightning_modules.albef.downstream.weights import TaskWeights
 
@@ -30,7 +30,7 @@ def training_batch(tensors):
         "answer_mask": mask,
         "answer_index": torch.arange(len(counts)).repeat_interleave(counts),
         "answer_weight": tensors["in.weights"],
-        "answer_places": target_places(mask),
+        "answer_places": target_positions(mask),
     }
 
 

@@ -5,18 +5,18 @@ import torch
 
 from support.methods import golden_tasks
 from vlightning.lightning_modules.albef import network as albef_network
-from vlightning.lightning_modules.albef.downstream.answer_maps import answer_maps
 from vlightning.lightning_modules.albef.downstream.answers import (
     Answers,
     Questions,
     answer_loss,
+    answer_maps,
     causal,
     generate_answers,
     rank_answers,
-    target_places,
+    target_positions,
     token_logits,
 )
-from vlightning.lightning_modules.albef.downstream.vqa_network import VQANetwork
+from vlightning.lightning_modules.albef.downstream.network import VQANetwork
 from vlightning.lightning_modules.albef.settings import TextSettings, VisionSettings
 
 
@@ -64,7 +64,7 @@ def answers(golden):
     tensors = golden[0]
     mask, counts = tensors["in.answer_mask"], tensors["in.k"]
     owner = torch.arange(len(counts)).repeat_interleave(counts)
-    return Answers(tensors["in.answer_ids"], mask, owner, tensors["in.weights"], target_places(mask))
+    return Answers(tensors["in.answer_ids"], mask, owner, tensors["in.weights"], target_positions(mask))
 
 
 def test_loss_and_gradients_are_the_authors(golden, answers):
@@ -111,7 +111,7 @@ def test_ranking_with_the_first_token_twice_is_the_authors(golden, network, ques
     tensors = golden[0]
     ids = tensors["in.candidate_ids"]
     ranked = rank_answers(network, questions, ids, (ids != 0).long(), 5, 64, first_token_twice=True)
-    assert torch.equal(ranked.place, tensors["out.rank_ids"])
+    assert torch.equal(ranked.answer, tensors["out.rank_ids"])
     torch.testing.assert_close(ranked.probability, tensors["out.rank_probs"], rtol=1e-5, atol=1e-6)
 
 
@@ -124,7 +124,7 @@ def test_ranking_equals_token_by_token_scores_in_any_blocks(golden, network, que
     expected = plain_scores(network, questions, ids, mask, twice)
     ranked = rank_answers(network, questions, ids, mask, len(ids), block, first_token_twice=twice)
     probability, order = expected.softmax(1).sort(dim=1, descending=True)
-    assert torch.equal(ranked.place, order)
+    assert torch.equal(ranked.answer, order)
     torch.testing.assert_close(ranked.probability, probability, rtol=1e-5, atol=1e-6)
 
 
@@ -134,7 +134,7 @@ def test_the_first_token_selects_the_candidates(golden, network, questions):
     mask = (ids != 0).long()
     first = torch.stack([plain_scores(network, questions, ids[:, :2], mask[:, :2], False)])[0]
     for count in (1, 3, 50):
-        index = rank_answers(network, questions, ids, mask, count, 64).place
+        index = rank_answers(network, questions, ids, mask, count, 64).answer
         best = first.sort(dim=1, descending=True, stable=True)[1][:, :count]
         assert torch.equal(index.sort(1)[0], best.sort(1)[0])
 
@@ -144,7 +144,7 @@ def test_an_empty_batch_is_ranked_and_answered(golden, network, questions):
     ids = golden[0]["in.candidate_ids"]
     none = Questions(*(part[:0] for part in questions))
     ranked = rank_answers(network, none, ids, (ids != 0).long(), 5, 64)
-    assert ranked.place.shape == ranked.probability.shape == (0, 5)
+    assert ranked.answer.shape == ranked.probability.shape == (0, 5)
     assert generate_answers(network, none, 101, 102, 3, 10)[0].shape == (0, 10)
 
 
@@ -198,7 +198,7 @@ def test_maps_are_attention_times_its_positive_gradient(golden, monkeypatch):
 
     monkeypatch.setattr(albef_network, "attend", explicit)
     present = (answer_ids != 0).long()
-    answers = Answers(answer_ids, present, torch.arange(4), torch.ones(4), target_places(present))
+    answers = Answers(answer_ids, present, torch.arange(4), torch.ones(4), target_positions(present))
     logits = token_logits(network, ask(network, tensors), answers)
     answer_loss(logits, None, answers, 0.0, 1).neg().backward()
     middle = seen[2]  # layer 8 of 6 to 11

@@ -1,0 +1,216 @@
+"""Samples and batches of image-caption pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from PIL import Image
+
+from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
+from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, usable_samples
+from ..base.sampling import sample_numbers, seeded
+from ..text.captions import text_id
+from ..text.tokenizers import Encoder
+
+
+class TrainingRows(Protocol):
+    """Members of rows of images and captions that training reads."""
+
+    def image(self, row: int) -> Image.Image:
+        """Return the decoded image (RGB); raises `BadSample`."""
+
+    def captions(self, row: int) -> list[str]:
+        """Return the raw captions; raises `BadSample`."""
+
+    def image_id(self, row: int) -> int:
+        """Return a number that is equal for rows of the same image; raises `BadSample`."""
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in messages."""
+
+
+class PairRows(TrainingRows, Rows, Protocol):
+    """Rows of images and captions."""
+
+    def images(self) -> list[list[int]]:
+        """Return the rows of each image, for evaluation."""
+
+    def texts(self) -> Iterator[str]:
+        """Yield all captions, to train a tokenizer on."""
+
+
+class Sample(NamedTuple):
+    """A usable image with its captions."""
+
+    image: torch.Tensor
+    captions: list[str]
+    image_id: int
+    sample_index: int
+
+
+@dataclass
+class PairReader:
+    """Reader of training samples: an augmented image with one of its captions.
+
+    Args:
+        rows: rows of the split.
+        transform: image to float [3, H, W].
+        encoder: decides which captions are usable.
+    """
+
+    rows: TrainingRows
+    transform: Transform
+    encoder: Encoder
+
+    def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
+        """Decode and augment the image of a row, and draw one of its captions.
+
+        Args:
+            row: index of the row.
+            numbers: random numbers of the row, from `sample_numbers`.
+
+        Raises:
+            BadSample: If there is no usable caption or image.
+        """
+        usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
+        if not usable:
+            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
+        image = self.rows.image(row)
+        with seeded(numbers[0]):
+            pixels = self.transform(image)
+        return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
+
+
+@dataclass(eq=False)
+class EvaluationSet(SeededSet):
+    """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced.
+
+    Args:
+        table: rows of the split.
+        images: the rows of each image.
+        transform: image to float [3, H, W], without randomness.
+        encoder: decides which captions are usable.
+        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+        need_captions: whether an image without captions counts as unusable.
+    """
+
+    table: PairRows
+    images: Sequence[Sequence[int]]
+    transform: Transform
+    encoder: Encoder
+    seed: int
+    need_captions: bool = True
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, image: int) -> Outcome:
+        rows = self.images[image]
+        captions, faults = captions_of(self.table, rows)
+        if len(faults) == len(rows):
+            return Outcome(None, len(faults), faults)
+        try:
+            image_id = self.table.image_id(rows[0])
+        except BadSample as bad:
+            return Outcome(None, max(1, len(captions)) + len(faults), [*faults, bad.fault])
+        outcome = evaluation_outcome(
+            lambda: self.table.image(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
+        )
+        return Outcome(outcome.sample, outcome.num_read + len(faults), [*faults, *outcome.faults])
+
+
+def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
+    """Return the raw captions of the rows of one image, and the faults of rows whose captions cannot be read."""
+    captions: list[str] = []
+    faults: list[Fault] = []
+    for row in rows:
+        try:
+            captions += table.captions(row)
+        except BadSample as bad:
+            faults.append(bad.fault)
+    return captions, faults
+
+
+class PairEvaluation(Protocol):
+    """Members of an evaluation dataset that `evaluation_outcome` reads."""
+
+    encoder: Encoder
+    seed: int
+    need_captions: bool
+
+    @property
+    def transform(self) -> Transform:
+        """Image to float [3, H, W]."""
+
+
+def evaluation_outcome(
+    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, dataset: PairEvaluation
+) -> Outcome:
+    """Decode one image for evaluation, and select its usable captions; each empty caption is counted as a fault."""
+    usable = [caption for caption in captions if dataset.encoder.usable(caption)]
+    faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
+    if not captions and dataset.need_captions:
+        faults = [Fault(EMPTY_CAPTION, name)]
+    num_read = max(1, len(captions))
+    if not usable and dataset.need_captions:
+        return Outcome(None, num_read, faults)
+    try:
+        raw = load()
+    except BadSample as bad:
+        return Outcome(None, num_read, [*faults, bad.fault])
+    with seeded(sample_numbers(dataset.seed, 0, index)[0]):
+        image = dataset.transform(raw)
+    return Outcome(Sample(image, usable, image_id, index), num_read, faults)
+
+
+@dataclass
+class TrainingCollate:
+    """Build training batches: `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`."""
+
+    encoder: Encoder
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and encode the captions."""
+        samples, num_read, faults = usable_samples(outcomes)
+        if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
+            return Collated(None, num_read, faults)
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]),
+            **self.encoder([sample.captions[0] for sample in samples]),
+            "image_id": torch.tensor([sample.image_id for sample in samples]),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples]),
+        }
+        return Collated(batch, num_read, faults)
+
+
+@dataclass
+class EvaluationCollate:
+    """Build evaluation batches: the images, and the concatenated captions of all images.
+
+    `text_image_id` [T] is the id of the image of each caption; `text_id` [T] is equal for texts that are equal
+    after the cleaning.
+    """
+
+    encoder: Encoder
+    transform: Transform
+
+    def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
+        """Stack the images and encode all of their captions."""
+        samples, num_read, faults = usable_samples(outcomes)
+        captions = [caption for sample in samples for caption in sample.captions]
+        owners = [sample.image_id for sample in samples for _ in sample.captions]
+        batch: dict[str, Any] = {
+            "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
+            "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
+            "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
+            **self.encoder(captions),
+            "text_image_id": torch.tensor(owners, dtype=torch.long),
+            "text_id": torch.tensor([self._text_id(caption) for caption in captions], dtype=torch.long),
+        }
+        return Collated(batch, num_read, faults)
+
+    def _text_id(self, caption: str) -> int:
+        return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())
