@@ -1,6 +1,5 @@
 """Export of a method: a folder that `from_pretrained` and `weights` read, and further layouts of a method."""
 
-import inspect
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -17,6 +16,7 @@ from ...common.files import check_free, replacing
 from ...common.tokenizers import SPECIAL_TOKENS
 from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder
 from ..core.fitting import load_fitting
+from ..core.settings import accepted_names
 from ..core.trainers import datamodule_of
 from ..core.transformers_files import save_tokenizer
 from .evaluated import EvaluatedModule
@@ -205,10 +205,12 @@ def write_folder(
     check_free(target)
     state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
     preprocessing = module.preprocessing()
+    accepted = accepted_names(type(module))  # `hparams` also has what a subclass gives to its base class
+    arguments = {name: value for name, value in module.hparams.items() if name in accepted}
     config = {
         "class": class_name(module),
         "vlightning_version": version("vlightning"),
-        "arguments": arguments_without_weights(module.hparams),
+        "arguments": arguments_without_weights(arguments),
         "preprocessing": preprocessing,
         "data": training.text_options(),
         ORDERS_KEY: module.retrieval_orders(),
@@ -254,7 +256,7 @@ def rebuild(cls: type[Module], hparams: Mapping[str, Any], state: Mapping[str, T
         UserError: If the arguments are not those of this class, or the state does not fit.
     """
     arguments = arguments_without_weights(hparams)
-    unknown = sorted(arguments.keys() - inspect.signature(cls).parameters)
+    unknown = sorted(arguments.keys() - accepted_names(cls))
     if unknown:
         raise UserError(
             f"Expected arguments of {cls.__name__} in {source}, got {unknown[0]!r}: use the class and the version of "

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 
 from vlightning.lightning_modules.base.example_batch import pair_batch
 from vlightning.lightning_modules.base.method import Method
-from vlightning.lightning_modules.core.settings import settings
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
 from vlightning.lightning_modules.optim.optimizers import adamw
 
@@ -68,6 +67,8 @@ class ToyPairs(Method):
         lr_scheduler: replaces the constant learning rate.
     """
 
+    vision: VisionSettings
+    text: TextSettings
     evaluation_note = "a toy"
 
     def __init__(
@@ -79,8 +80,7 @@ class ToyPairs(Method):
         lr_scheduler: LRSchedulerCallable | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
-        self.save_settings()
-        self.vision, self.text = settings(VisionSettings, vision), settings(TextSettings, text)
+        self.take_arguments(locals())
         self.student = Towers(self.vision.image_size, self.text.vocab_size, embed_dim)
         self.evaluation = RetrievalEvaluation(None)
 

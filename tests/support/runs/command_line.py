@@ -6,9 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from vlightning.cli import main
-
 from support.methods import tiny  # noqa: F401  (its classes can now be named in YAML)
+from vlightning.cli import main
 
 CONFIG = """\
 model: {class_path: TinyModel, init_args: {dim: 5}}

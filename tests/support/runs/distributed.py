@@ -5,8 +5,8 @@
 
     first, second = run_distributed(work, torch.zeros(2))
 
-The processes are forked from the server of `support.runs.fork_server`, so one call costs a fraction of a second after the
-first. Their current folder, environment and test helpers are those of the caller.
+The processes are forked from the server of `support.runs.fork_server`, so one call costs a fraction of a second after
+the first. Their current folder, environment and test helpers are those of the caller.
 """
 
 import functools

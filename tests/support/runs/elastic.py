@@ -6,9 +6,9 @@ from lightning import Callback
 from torch import nn
 
 from support.methods.clip import SIZE, add_tiny_clip
-from support.runs.distributed import rank_trainer, whole_state
 from support.methods.methods import METHODS
 from support.methods.tiny_modules import trainer
+from support.runs.distributed import rank_trainer, whole_state
 from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps
 from vlightning.callbacks.private_api import is_batch_norm
 from vlightning.callbacks.stopping import act_last

@@ -10,8 +10,8 @@ executes the script from its first line as `__main__`, gets real signals, and en
 
 Execute the interpreter instead where one of these differences matters:
 
-- Modules that the server has imported (`support.runs.preloaded`) are there: imports neither take time, nor print, warn, ask
-  the network or set variables; `sys.modules` holds more than the script imported.
+- Modules that the server has imported (`support.runs.preloaded`) are there: imports neither take time, nor print, warn,
+  ask the network or set variables; `sys.modules` holds more than the script imported.
 - What is read at import or by the interpreter itself is the server's: the numbers of threads (one), HF_*, MPLBACKEND,
   TORCH_*, PYTHONHASHSEED, PYTHONWARNINGS, command-line options of `python`, `sys.orig_argv`. So all forks have one hash
   seed: sets of strings have the same order in all of them. Variables that the imports set are set, Lightning's rank is

@@ -13,8 +13,8 @@ from pathlib import Path
 from lightning import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from support.runs.distributed import rank_trainer
 from support.methods.methods import METHODS, OTHERS, ROWS
+from support.runs.distributed import rank_trainer
 from vlightning.callbacks import AtomicCheckpointIO, StopOnSignal
 from vlightning.callbacks.distributed import strategy as sharded_strategy
 from vlightning.common import files

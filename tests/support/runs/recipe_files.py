@@ -13,14 +13,14 @@ from safetensors.torch import save_file
 from timm.models import VisionTransformer
 from transformers import BertConfig, BertForMaskedLM
 
+from support.data.images import draw_image, encoded, write_food101, write_pets
+from support.data.refcoco import write_refcoco
 from support.methods import reinforced
 from support.methods.captioning import write_language_model
 from support.methods.clip import SIZE
-from support.data.images import draw_image, encoded, write_food101, write_pets
 from support.methods.mmlg import write_teacher as write_clip
-from support.runs.recipes import CLASSES, MODELS
-from support.data.refcoco import write_refcoco
 from support.methods.reinforcement import write_pairs
+from support.runs.recipes import CLASSES, MODELS
 from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules.text.tokenizers import train_wordpiece
 from vlightning.lightning_modules import ALBEFModule, SHReModule

@@ -337,7 +337,8 @@ def _replace(config: Any, subcommand: str) -> None:
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
-    side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None  # the sides on which their encoder is trained
+    # The side on which their encoder is trained.
+    side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None
     if "MobileCLIP-tiny" in _flat(arguments.as_dict()).values():
         # Of 16 pixels its last stage would get a single one, on which oneDNN's gradient of a strided depthwise
         # convolution in bfloat16 reads memory that was never written.
