@@ -171,8 +171,8 @@ def find_checkpoint(typed: Typed) -> Path | None:
     name = typed.lookup("ckpt_path")
     if not isinstance(name, str) or name == "hpc" or "://" in name or name.startswith("registry"):
         return None
-    if not _is_first_process() and (path := os.environ.get(CHECKPOINT_VARIABLE)):
-        return Path(path)
+    if not _is_first_process() and (checkpoint := os.environ.get(CHECKPOINT_VARIABLE)):
+        return Path(checkpoint)
     path = Path(name)
     best = typed.subcommand != "fit"
     if name in ("last", "best"):

@@ -64,12 +64,12 @@ def _aggregate_lines(sets: Sequence[Aggregate], notes: Sequence[str]) -> list[st
     """Return a table of aggregates, where a mean over part of the sets says so."""
     lines = [_row("aggregate (zero-shot)", "value", "sets"), _row("---", "---:", "---:")]
     for aggregate in sets:
-        if aggregate.mean is None and any(other.count for other in sets):
+        if aggregate.mean is None and any(other.evaluated for other in sets):
             continue
         value = "missing" if aggregate.mean is None else f"{100 * aggregate.mean:.2f}"
         partial = "" if aggregate.complete or aggregate.mean is None else " (of these sets only)"
         remark = f" ({'; '.join(notes)})" if notes and aggregate.mean is not None else ""
-        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.count} of {aggregate.of}"))
+        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.evaluated} of {aggregate.of}"))
     return lines
 
 
@@ -131,7 +131,7 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
 
 
 def _tick(aggregate: Aggregate) -> str:
-    return aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.count} of {aggregate.of} sets"
+    return aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.evaluated} of {aggregate.of} sets"
 
 
 def _short(name: str, longest: int = 40) -> str:
@@ -164,7 +164,7 @@ def compare(first: Sequence[Result], second: Sequence[Result], names: tuple[str,
         if one_of.mean is not None and other_of.mean is not None:
             one = 100 * one_of.mean
             other = 100 * other_of.mean
-            count = f"{one_of.count} of {one_of.of}"
+            count = f"{one_of.evaluated} of {one_of.of}"
             lines.append(_row(one_of.name, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}", count))
     only = [f"{key} ({protocol})" for key, protocol in values[0].keys() ^ values[1].keys()]
     if only:

@@ -99,26 +99,26 @@ class Aggregate(NamedTuple):
     Attributes:
         name: Name of the aggregate.
         mean: Mean over the sets that were evaluated; None without any.
-        count: number of these sets.
+        evaluated: Number of these sets.
         of: Number of sets in the aggregate.
     """
 
     name: str
     mean: float | None
-    count: int
+    evaluated: int
     of: int
 
     @property
     def complete(self) -> bool:
         """Whether no set is missing."""
-        return self.count == self.of
+        return self.evaluated == self.of
 
 
 def aggregates(results: Iterable[Result]) -> list[Aggregate]:
     """Return DataComp's aggregates of zero-shot results."""
     main = {r.key: r.main for r in results if r.protocol == "zero_shot" and r.main is not None}
-    results = []
+    means = []
     for name, keys in AGGREGATES.items():
         values = [value for key in keys if (value := main.get(key)) is not None]
-        results.append(Aggregate(name, sum(values) / len(values) if values else None, len(values), len(keys)))
-    return results
+        means.append(Aggregate(name, sum(values) / len(values) if values else None, len(values), len(keys)))
+    return means

@@ -185,20 +185,20 @@ def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
             )
         images |= {name: _content(image) for name, image in zip(row["candidates"], given, strict=True)}
     samples = NamedImages(images, model.transform)
-    images = encode_images(model, samples, loading)
-    image_rows = {samples.names[number]: row for row, number in enumerate(images.index.tolist())}
+    encoded = encode_images(model, samples, loading)
+    image_rows = {samples.names[number]: row for row, number in enumerate(encoded.index.tolist())}
     rows = [row for row in rows if all(name in image_rows for name in row["candidates"])]
     if not rows:
         raise UserError(f"Expected a row in {str(path)!r} whose images can be used, got none: get the set again.")
     cues = encode_texts(model, [cue_prompt(row["cue"]) for row in rows])
     scores: dict[int, list[float]] = {}
     for row, cue in zip(rows, cues, strict=True):
-        similarity = images.features[[image_rows[name] for name in row["candidates"]]] @ cue
+        similarity = encoded.features[[image_rows[name] for name in row["candidates"]]] @ cue
         right = torch.tensor([name in row["associations"] for name in row["candidates"]])
         chosen = torch.zeros_like(right)
         chosen[highest(similarity, int(right.sum())).indices] = True
         scores.setdefault(len(right), []).append(jaccard(chosen, right))
-    return _by_candidates(scores), images
+    return _by_candidates(scores), encoded
 
 
 def _by_candidates(scores: Mapping[int, list[float]]) -> dict[str, float]:
@@ -233,15 +233,15 @@ def negatives(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
         keys.append(str(row["image"]) if isinstance(row["image"], str) else f"{path}, row {number}")
         images[keys[-1]] = _content(content)
     samples = NamedImages(images, model.transform)
-    images = encode_images(model, samples, loading)
-    image_rows = {samples.names[number]: row for row, number in enumerate(images.index.tolist())}
+    encoded = encode_images(model, samples, loading)
+    image_rows = {samples.names[number]: row for row, number in enumerate(encoded.index.tolist())}
     used = [(row, image_rows[key]) for row, key in zip(rows, keys, strict=True) if key in image_rows]
     if not used:
         raise UserError(f"Expected a row in {str(path)!r} whose image can be used, got none: correct the set.")
     right, wrong = (encode_texts(model, [row[name] for row, _ in used]) for name in ("caption", "negative"))
-    features = images.features[[row for _, row in used]]
+    features = encoded.features[[row for _, row in used]]
     nearer: Tensor = (features * right).sum(1) > (features * wrong).sum(1)
-    return {"acc1": float(nearer.double().mean())}, images
+    return {"acc1": float(nearer.double().mean())}, encoded
 
 
 def _content(image: Any) -> bytes | Path:

@@ -223,12 +223,6 @@ class MobileCLIPModule(TwoTowers):
         optim = self.optim
         return WarmupCosine(optim.learning_rate, optim.warmup_steps, optim.min_learning_rate, optim.constant_steps)
 
-    def start_example(self) -> None:
-        """Prepare for a step without data, and take the teachers that run online."""
-        super().start_example()
-        if self.online.teachers is not None:  # else the batch holds their embeddings
-            self.teachers = self.online.teachers
-
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return pairs with the captions and the teachers' embeddings of a training, for `vlightning plan`."""
         batch = super().example_batch(rows, data)
