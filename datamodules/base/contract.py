@@ -134,6 +134,51 @@ class ListsAnswers(Protocol):
         """Return the texts of token ids [Q, L], special tokens left out."""
 
 
+class ShowsTexts(Protocol):
+    """A datamodule of images with texts; read by figures and writers of predictions."""
+
+    @property
+    def predict_texts(self) -> Sequence[str] | None:
+        """Texts that prediction embeds beside the images; None without."""
+
+    def captions(self, split: Any, sample_index: Sequence[int]) -> list[list[str]]:
+        """Return the raw captions of images by `sample_index`."""
+
+    def question(self, split: Any, sample_index: int) -> str:
+        """Return the raw question of a `sample_index`, in data of questions."""
+
+
+class StoresTeachers(Protocol):
+    """A datamodule of reinforced pairs, which hold the embeddings of teachers."""
+
+    @property
+    def teachers(self) -> Mapping[str, Any] | None:
+        """Widths and logit scales of the teachers; None if the data does not name them."""
+
+    @property
+    def teacher_width(self) -> int:
+        """Sum of the widths of the stored embeddings."""
+
+
+class ReinforcesPairs(Protocol):
+    """A datamodule whose pairs are reinforced: `ReinforcementDataModule`."""
+
+    @property
+    def has_synthetic(self) -> bool:
+        """Whether the pairs have synthetic captions already."""
+
+    def account(self, split: Any) -> Any:
+        """Return the count of bad rows of a split."""
+
+
+class NamesTower(Protocol):
+    """A datamodule of image embeddings."""
+
+    @property
+    def tower(self) -> Mapping[str, str] | None:
+        """Name, weights and fingerprint of the network that computed the embeddings; None if unknown."""
+
+
 Asked = TypeVar("Asked")
 
 

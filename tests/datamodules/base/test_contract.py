@@ -1,8 +1,11 @@
 """The contract between module and datamodule, and the constructor arguments that checkpoints record."""
 
+import ast
+
 import pytest
 
 import vlightning.datamodules
+from support.project.sources import TREES
 from vlightning.common.errors import UserError
 from vlightning.common.private_api import constructor_parameters
 from vlightning.datamodules import (
@@ -10,6 +13,7 @@ from vlightning.datamodules import (
     ShapeClassesDataModule,
     ShapesDataModule,
 )
+from vlightning.datamodules.base import contract
 from vlightning.datamodules.base.contract import (
     AdoptsVocabulary,
     EmbedsAugmentations,
@@ -82,3 +86,27 @@ def test_arguments_that_a_class_decides_itself_are_not_recorded():
 def test_a_wrong_argument_is_refused_in_python():
     with pytest.raises(TypeError, match="bacth_size"):
         ShapesDataModule(bacth_size=3)
+
+
+def members_read_of_data(tree):
+    """Names that a file reads of `datamodule`, `self.datamodule` or `data` by `getattr`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
+            owner = ast.unparse(node.args[0])
+            if isinstance(node.args[1], ast.Constant) and (
+                owner.endswith("datamodule") or owner in ("data", "self.data")
+            ):
+                yield node.args[1].value
+
+
+def test_modules_read_only_members_of_the_contract():
+    protocols = [each for each in vars(contract).values() if getattr(each, "_is_protocol", False)]
+    members = {name for protocol in protocols for name in vars(protocol)} | {"hparams"}  # Lightning's
+    read = {
+        name
+        for file, tree in TREES.items()
+        if file.startswith(("lightning_modules/", "callbacks/"))
+        for name in members_read_of_data(tree)
+    }
+    assert read >= {"preprocessing", "tokenizer", "teachers"}
+    assert read <= members
