@@ -15,8 +15,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 from support.devices.pretend_cuda import Questions, pretended_cuda, questions
+from support.methods import random_batches
 from support.methods.clip import DIMS, SCALES, reinforced_batch
-from support.methods.methods import OTHERS, random_batches
+from support.methods.methods import OTHERS
 from support.methods.published import pairs, tiny_clip
 from support.methods.shre import CLASSES, random_batch, tiny_shre
 from support.methods.tasks import random_task_batch, tiny_task
