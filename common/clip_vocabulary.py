@@ -4,6 +4,8 @@ import functools
 
 CLIP = "clip"
 """Name of CLIP's tokenizer in options; its vocabulary is part of open_clip."""
+CLIP_TOKENS = 77
+"""Context length of CLIP's text tower, start and end tokens included."""
 CLIP_VOCABULARY = 49408
 """Number of tokens of CLIP's tokenizer."""
 START = "<|startoftext|>"

@@ -9,14 +9,14 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
+from ...common.clip_vocabulary import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_refused
 from ...common.names import did_you_mean
 from ...common.preprocessing import Preprocessing, has_pixels
 from ...common.tokenizers import set_ending
 from ...datamodules.pairs.datamodule import PairDataModule
-from ...datamodules.text.clip import CLIP_TOKENS, CLIPTextEncoder
+from ...datamodules.text.clip import CLIPTextEncoder
 from ...datamodules.text.tokenizers import Encoder, TextEncoder
 from ...lightning_modules.core.checkpoints import read_config
 from .layouts import exported_classes

@@ -88,6 +88,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
     ) -> None:
         super().__init__()
         record_hyperparameters(self, self.arguments)
+        del self.arguments  # they may hold secrets of URLs
         check_one_batch_size(type(self), batch_size, global_batch_size)
         check_limit(limit_eval_rows)
         check_decoder(decoder)

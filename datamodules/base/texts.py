@@ -18,7 +18,7 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
 from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
 from ..text.captions import usable_caption
-from ..text.clip import CLIPTextEncoder, CLIPTokenizer, clip_tokenizer
+from ..text.clip import CLIPTextEncoder
 from ..text.tokenizers import (
     Encoder,
     TextEncoder,
@@ -37,6 +37,8 @@ from .text_files import read_texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from ..text.clip_tokenizer import CLIPTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -234,6 +236,8 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         if self._tokenizer is None:
             tokenizer: Any
             if self._tokenizer_name == CLIP:
+                from ..text.clip_tokenizer import clip_tokenizer
+
                 tokenizer = clip_tokenizer(self.max_tokens)
             elif self._tokenizer_name is not None:
                 tokenizer = open_tokenizer(self._tokenizer_name)

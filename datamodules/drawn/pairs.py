@@ -84,11 +84,12 @@ class ShapesDataModule(DrawnShapes, PairDataModule):
     Args:
         rand_augment: whether to apply ALBEF's RandAugment in training. Off by default: a translation or a changed color
             can make the caption wrong.
+        batch_size: training images per process and batch.
         **options: see `DrawnShapes` and `PairDataModule`.
     """
 
-    def __init__(self, rand_augment: bool = False, **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, rand_augment: bool = False, batch_size: int = 128, **options: Any) -> None:
+        super().__init__(batch_size=batch_size, **options)
         self.rand_augment = rand_augment
 
     def open_split(self, split: Split) -> ShapesTable:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from ...common.clip_vocabulary import CLIP, CLIP_VOCABULARY
+from ...common.clip_vocabulary import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from ...common.preprocessing import Interpolation, Three
 from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
 from ..base.decode import MAX_PIXELS
@@ -21,7 +21,6 @@ from ..reading.shards import SeparateImages, Shards, find_shards, teachers_of
 from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..reading.tar import IMAGE_SUFFIXES
-from ..text.clip import CLIP_TOKENS
 from ..transforms.clip import ReplayTransform, pair_eval_transform
 from .rows import OtherSizes, ReinforcedTable
 from .samples import ReinforcedCollate, ReinforcedDraws, ReinforcedReader, ReinforcedSet

@@ -2,50 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from open_clip import SimpleTokenizer
 
-from ...common.clip_vocabulary import clip_tokenizer_json
+from ...common.clip_vocabulary import CLIP_TOKENS
 from .captions import ALL_WORDS
 from .tokenizers import Encoder
-
-CLIP_TOKENS = 77
-
-
-class CLIPTokenizer(SimpleTokenizer):
-    """open_clip's tokenizer with the attribute names of the `transformers` library for its special tokens.
-
-    Args:
-        max_tokens: the context length.
-    """
-
-    mask_token_id = None
-    pad_token_id = 0  # also the id of "!"
-
-    def __init__(self, max_tokens: int = CLIP_TOKENS) -> None:
-        super().__init__(context_length=max_tokens)
-        self.cls_token_id = self.sot_token_id
-        self.sep_token_id = self.eot_token_id
-
-    def __len__(self) -> int:
-        return int(self.vocab_size)
-
-    @functools.cached_property
-    def backend_tokenizer(self) -> Any:
-        """The tokenizer of the `tokenizers` library with this vocabulary."""
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_str(clip_tokenizer_json())
-
-
-@functools.cache
-def clip_tokenizer(max_tokens: int = CLIP_TOKENS) -> CLIPTokenizer:
-    """Return the tokenizer with a context length; it is cached, since reading the vocabulary takes 0.2 s."""
-    return CLIPTokenizer(max_tokens)
 
 
 class CLIPTextEncoder(Encoder):
@@ -62,6 +25,8 @@ class CLIPTextEncoder(Encoder):
 
     def __init__(self, max_tokens: int = CLIP_TOKENS, clean: bool = False, max_words: int = 30) -> None:
         super().__init__(max_tokens, clean, max_words)
+        from .clip_tokenizer import clip_tokenizer  # needs open_clip, as other tokenizers do not
+
         self.tokenizer = clip_tokenizer(max_tokens)
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -70,7 +70,8 @@ def test_the_tests_of_the_device_have_a_row_each(tmp_path):
     _, rows = pretended(tmp_path, "bash", script, "--pretend", "--only=those_of_a_cpu", "tests")["tests"]
     assert rows[1] == ["lightning_modules/mobileclip/test_models.py", "left out: open_clip is missing"]
     names = {"albef": "passed", "cocord": "passed", "mmlg": "skipped", "mobileclip": "skipped", "shre": "passed"}
-    expected = [[f"test_gpu.py::test_losses_are_those_of_a_cpu[{name}]", word] for name, word in names.items()]
+    test = "guarantees/faults/test_gpu.py::test_losses_are_those_of_a_cpu"
+    expected = [[f"{test}[{name}]", word] for name, word in names.items()]
     assert rows[2:] == expected
 
 
