@@ -191,8 +191,12 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
             UserError: If a group is neither an instance nor a mapping, or has an unknown field.
         """
         self.save_hyperparameters()
-        self.save_hyperparameters(plain(self.hparams))
-        for name, group in groups_of(arguments["__class__"], arguments).items():
+        groups = groups_of(arguments["__class__"], arguments)
+        # Whole groups, also where a mapping names some of their fields, so that a rebuilt module has equal settings.
+        self.save_hyperparameters(
+            plain(self.hparams | {name: groups[name] for name in groups.keys() & self.hparams.keys()})
+        )
+        for name, group in groups.items():
             setattr(self, names.get(name, name), group)
 
     def change_settings(self, group: str, **values: Any) -> None:

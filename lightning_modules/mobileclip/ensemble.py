@@ -176,7 +176,7 @@ class TeacherEnsemble(nn.Module):
                 "width": width,
                 "scale": scale,
                 "temperature": 1 / scale,
-                **{name: getattr(loaded.preprocessing, name) for name in _PREPROCESSING},
+                **{name: value for name, value in loaded.preprocessing.as_dict().items() if name in _PREPROCESSING},
             }
             for loaded, width, scale in zip(self.loaded, self.widths, self.scales, strict=True)
         ]

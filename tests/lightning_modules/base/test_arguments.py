@@ -76,7 +76,7 @@ def test_a_group_is_given_as_an_instance_or_as_a_mapping():
     module = ToyMethod(vision={"width": 7}, optim=OptimSettings(betas=(0.5, 0.6)))
     assert module.vision == VisionSettings(width=7)
     assert module.optim == OptimSettings(betas=(0.5, 0.6))
-    assert module.hparams["vision"] == {"width": 7}
+    assert module.hparams["vision"] == {"image_size": 2, "width": 7}
     assert module.hparams["optim"]["betas"] == (0.5, 0.6)
 
 
