@@ -193,9 +193,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         self.save_hyperparameters()
         groups = groups_of(arguments["__class__"], arguments)
         # Whole groups, also where a mapping names some of their fields, so that a rebuilt module has equal settings.
-        self.save_hyperparameters(
-            plain(self.hparams | {name: groups[name] for name in groups.keys() & self.hparams.keys()})
-        )
+        whole = {name: groups.get(name, value) for name, value in self.hparams.items()}
+        self.save_hyperparameters(plain(whole))
         for name, group in groups.items():
             setattr(self, names.get(name, name), group)
 
