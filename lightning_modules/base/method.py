@@ -192,8 +192,11 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         """
         self.save_hyperparameters()
         groups = groups_of(arguments["__class__"], arguments)
-        # Whole groups, also where a mapping names some of their fields, so that a rebuilt module has equal settings.
-        whole = {name: groups.get(name, value) for name, value in self.hparams.items()}
+        # A mapping of a checkpoint or an export is saved as its group, so that a rebuilt module has equal settings.
+        whole = {
+            name: groups[name] if name in groups and isinstance(value, Mapping) else value
+            for name, value in self.hparams.items()
+        }
         self.save_hyperparameters(plain(whole))
         for name, group in groups.items():
             setattr(self, names.get(name, name), group)
