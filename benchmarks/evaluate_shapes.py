@@ -6,13 +6,13 @@ Writes the sets, then runs `vlightning evaluate` for each checkpoint, and prints
 `ShapesDataModule`'s test split: two objects each, whose combination occurs in no training image. The sets take the
 places of public ones, so that the command reads them without options:
 
-- colour (in the place of CIFAR-10): which of 8 colours the first object of the caption has; chance 1/8;
+- color (in the place of CIFAR-10): which of 8 colors the first object of the caption has; chance 1/8;
 - shape (STL-10): which of 5 shapes; chance 1/5;
-- object (Oxford-IIIT Pet; mean per-class recall): which of 40 colours and shapes; chance 1/40;
+- object (Oxford-IIIT Pet; mean per-class recall): which of 40 colors and shapes; chance 1/40;
 - relation (KITTI): which of the 4 relations of the two objects; chance 1/4;
 - captions (Flickr): retrieval among 512 images, mean R@1; chance 1/512.
 
-The other object of an image also has a colour and a shape, so a model without a sense of order gets at most about half.
+The other object of an image also has a color and a shape, so a model without a sense of order gets at most about half.
 To classify, the prompt is the part of a caption that names the class.
 """
 
@@ -35,7 +35,7 @@ from vlightning.datamodules.drawn.shapes import COLORS, RELATIONS, SHAPES, SIZES
 OBJECTS = [f"{color} {shape}" for color in COLORS for shape in SHAPES]
 PAIRS = [(one, other) for one, other in zip(OBJECTS[::3], reversed(OBJECTS[::3]), strict=True) if one != other]
 CLASSIFIED: dict[str, tuple[Task, list[str], list[str], Callable[[Scene], str]]] = {
-    "colour": (
+    "color": (
         TASKS["cifar10"],
         list(COLORS),
         [f"a {size} {{c}} {shape}" for size in SIZES for shape in SHAPES],
@@ -62,7 +62,7 @@ CLASSIFIED: dict[str, tuple[Task, list[str], list[str], Callable[[Scene], str]]]
 }
 """Set, classes, prompts and the class of a scene."""
 CAPTIONS = TASKS["retrieval/flickr_1k_test_image_text_retrieval"]
-CHANCE = {"colour": 1 / 8, "shape": 1 / 5, "object": 1 / 40, "relation": 1 / 4, "captions": 1 / 512}
+CHANCE = {"color": 1 / 8, "shape": 1 / 5, "object": 1 / 40, "relation": 1 / 4, "captions": 1 / 512}
 KEYS = {**{name: task.key for name, (task, *_) in CLASSIFIED.items()}, "captions": CAPTIONS.key}
 
 

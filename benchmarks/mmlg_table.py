@@ -1,7 +1,7 @@
 r"""Descendants of MM-LG, of TLEG and He-LG, and from scratch: retrieval after equal activation and fine-tuning.
 
     python benchmarks/mmlg_table.py runs/mmlg --train train.parquet --validation validation.parquet \
-        --test test.parquet --attributes colour label gender
+        --test test.parquet --attributes color label gender
 
 A small teacher is trained first on all training pairs, each with its title or a generated caption. 2,000 randomly drawn
 pairs are used for fine-tuning with titles. The other pairs, with titles and generated captions, are used for
@@ -113,7 +113,7 @@ def main() -> None:
     for name in ("train", "validation", "test"):
         parser.add_argument(f"--{name}", type=Path, required=True, help="parquet with image and caption")
     parser.add_argument(
-        "--attributes", nargs=3, default=["colour", "label", "gender"], help="columns of colour, product and customer"
+        "--attributes", nargs=3, default=["color", "label", "gender"], help="columns of color, product and customer"
     )
     parser.add_argument("--pairs", type=int, default=2000, help="number of pairs for fine-tuning")
     parser.add_argument("--teacher-epochs", type=int, default=30)

@@ -52,7 +52,7 @@ def splits(options: argparse.Namespace, *names: str) -> list[str]:
     return [f"--data.{name}={getattr(options, name).resolve()}" for name in names]
 
 
-def labelled(options: argparse.Namespace) -> list[str]:
+def labeled(options: argparse.Namespace) -> list[str]:
     """Return the arguments of a training on labels."""
     words = ["--data=ImageClassificationDataModule", f"--data.label_column={options.label}", "--data.batch_size=128"]
     return [*words, f"--data.num_classes={CLASSES}", *transforms(), *splits(options, "train", "validation")]
@@ -64,7 +64,7 @@ def train_teacher(options: argparse.Namespace) -> Path:
     epochs = options.teacher_epochs
     words = ["--model=CoCoRDModule", "--model.student=resnet20", "--model.contrast.weight=0", "--seed_everything=0"]
     words += ["--model.prediction.weight=0", f"--model.optim.lr_milestones=[{epochs * 6 // 10},{epochs * 8 // 10}]"]
-    fit(place, [*words, *labelled(options)], epochs, "val/top1", options.threads, every=epochs // 5)
+    fit(place, [*words, *labeled(options)], epochs, "val/top1", options.threads, every=epochs // 5)
     evaluate(place, splits(options, "test"), options.threads)
     return place
 
@@ -121,7 +121,7 @@ def probe(place: Path, seed: int, options: argparse.Namespace) -> dict[str, floa
     words = ["--model=SHReImageClassifierModule", *ENCODER, f"--model.weights={last_checkpoint(place)}"]
     words += ["--model.optim.learning_rate=3e-3", "--model.mix.probability=0", "--model.mix.label_smoothing=0"]
     own = place / "probe"
-    fit(own, [*words, f"--seed_everything={seed}", *labelled(options)], 10, "val/top1", options.threads, every=5)
+    fit(own, [*words, f"--seed_everything={seed}", *labeled(options)], 10, "val/top1", options.threads, every=5)
     return {f"probe/{name}": value for name, value in evaluate(own, splits(options, "test"), options.threads).items()}
 
 

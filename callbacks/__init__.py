@@ -6,9 +6,9 @@ callbacks.
 
 from typing import TYPE_CHECKING, Any
 
-from ..common.lazy import LazyNames, imports_for_type_checkers
+from ..common.lazy import LazyNames
 
-# The public names, each once: `as` exports a name to type checkers, and `LazyNames` imports it when it is used.
+# For type checkers, to which `as` exports a name; `_NAMES` is what `LazyNames` imports when it is used.
 if TYPE_CHECKING:
     from .checkpoints.checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
     from .checkpoints.checkpoint_io import consolidate_checkpoint as consolidate_checkpoint
@@ -60,7 +60,78 @@ if TYPE_CHECKING:
     from .writers.texts import AnswerWriter as AnswerWriter
     from .writers.texts import CaptionWriter as CaptionWriter
 
-_LAZY = LazyNames(__name__, imports_for_type_checkers(__file__))
+_NAMES = {
+    "checkpoints.checkpoint_io": (
+        "AtomicCheckpointIO",
+        "consolidate_checkpoint",
+        "divide_checkpoint_file",
+    ),
+    "classification.class_logits": ("OwnClassification",),
+    "classification.neighbours": ("NearestNeighbourClassification",),
+    "classification.zero_shot": ("ZeroShotClassification",),
+    "compile": ("CompileCallback",),
+    "distributed.collectives": (
+        "all_reduce_sum",
+        "gather",
+        "gather_texts",
+        "gather_uneven",
+        "rank",
+        "world_size",
+    ),
+    "distributed.strategy": ("ShardedStrategy",),
+    "ema": (
+        "EMACallback",
+        "EMAPair",
+        "ema_momentum",
+    ),
+    "figures.learngene": ("LearngeneFigures",),
+    "figures.retrieval": (
+        "EmbeddingProjector",
+        "RetrievalFigures",
+    ),
+    "figures.samples": (
+        "AnswerFigures",
+        "GroundingFigures",
+        "PredictionFigures",
+    ),
+    "figures.word_maps": ("WordMapFigures",),
+    "final_export": ("FinalExport",),
+    "learngene.callbacks": (
+        "LearngeneExpansionCallback",
+        "LearngeneWriter",
+    ),
+    "modules": ("missing_callbacks",),
+    "non_finite": ("SkipNonFiniteSteps",),
+    "online_probe": ("OnlineLinearProbe",),
+    "optimizer_step": ("OptimizerStepCallback",),
+    "progress": ("ProgressLines",),
+    "queue": (
+        "FeatureQueue",
+        "QueueCallback",
+    ),
+    "speed": ("SpeedMonitor",),
+    "starting_point": ("StartingPoint",),
+    "step_seed": ("StepSeedCallback",),
+    "stopping": ("StopOnSignal",),
+    "stuck_loss": ("StuckLossWarning",),
+    "writers.classes": (
+        "ClassPredictionWriter",
+        "TextClassPredictionWriter",
+    ),
+    "writers.grounding": ("GroundingWriter",),
+    "writers.image_embeddings": ("ImageEmbeddingWriter",),
+    "writers.reinforced": (
+        "LeftOut",
+        "Reinforced",
+    ),
+    "writers.reinforcement": ("ReinforcementWriter",),
+    "writers.retrieval": ("RetrievalPredictionWriter",),
+    "writers.texts": (
+        "AnswerWriter",
+        "CaptionWriter",
+    ),
+}
+_LAZY = LazyNames(__name__, _NAMES)
 __all__ = sorted([*_LAZY.modules, "load_all"])
 
 

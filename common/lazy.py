@@ -1,10 +1,8 @@
 """Public names of a package whose modules are imported when one of their names is first used."""
 
-import ast
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 
@@ -36,19 +34,3 @@ class LazyNames:
         """Import every name, so that a command line finds the classes by their short names."""
         for name in self.modules:
             self.get(name)
-
-
-def imports_for_type_checkers(file: str) -> dict[str, list[str]]:
-    """Return the names of each module that the block `if TYPE_CHECKING:` of a package's file imports.
-
-    Args:
-        file: `__file__` of the package, whose block has relative imports only.
-    """
-    statements = ast.parse(Path(file).read_text(encoding="utf-8")).body
-    block = next(statement for statement in statements if isinstance(statement, ast.If))
-    names: dict[str, list[str]] = {}
-    for statement in block.body:
-        assert isinstance(statement, ast.ImportFrom)
-        assert statement.module is not None
-        names.setdefault(statement.module, []).extend(alias.name for alias in statement.names)
-    return names

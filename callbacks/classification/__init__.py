@@ -1,1 +1,1 @@
-"""Classification of labelled images during validation and test."""
+"""Classification of labeled images during validation and test."""

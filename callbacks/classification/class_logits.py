@@ -13,7 +13,7 @@ from .image_classification import ImageClassification
 
 
 class OwnClassification(ImageClassification):
-    """Classify the labelled images of another datamodule by the module's own class logits, and log accuracies.
+    """Classify the labeled images of another datamodule by the module's own class logits, and log accuracies.
 
     Measurement, metrics and data are as in `ZeroShotClassification`: after validation, in percent, "val/<name>_top1",
     "val/<name>_top5" where there are more than five classes, and "val/<name>_class_recall"; after test the same with
@@ -60,7 +60,7 @@ class OwnClassification(ImageClassification):
 
     @override
     def advice_on_labels(self, classes: int) -> str:
-        return f"give data that is labelled with the {classes} classes that the module has logits of."
+        return f"give data that is labeled with the {classes} classes that the module has logits of."
 
     @override
     def count(self, trainer: Trainer, scores: Callable[[Tensor], Tensor]) -> Tensor:
@@ -72,6 +72,6 @@ class OwnClassification(ImageClassification):
             if data_classes != counts.shape[1]:
                 raise UserError(
                     f"Expected {counts.shape[1]} classes, one for each logit of the module, in the data of {self}, got "
-                    f"{data_classes} from {type(data).__name__}: give data that is labelled with the module's classes."
+                    f"{data_classes} from {type(data).__name__}: give data that is labeled with the module's classes."
                 )
         return counts

@@ -1,4 +1,4 @@
-"""A base for callbacks that classify labelled images during validation and test."""
+"""A base for callbacks that classify labeled images during validation and test."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOADERS: dict[Split, str] = {"validation": "val_dataloader", "test": "test_data
 
 
 class ImageClassification(CheckedArguments, Callback):
-    """Classify the labelled images of another datamodule, and log accuracy and class recall.
+    """Classify the labeled images of another datamodule, and log accuracy and class recall.
 
     Logged after validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
     "val/<name>_class_recall", the mean over the classes that occur of the share of their images that are right. After
@@ -205,11 +205,11 @@ class ImageClassification(CheckedArguments, Callback):
         # A process without an image learns the number of classes from the others.
         classes = int(gather_uneven(torch.tensor([classes])).max())
         label, *flags, sample_index = torch.cat(rows).unbind(1)
-        labelled = (label >= 0) & (label < classes)
-        of_kinds = [labelled, *(labelled & flag.bool() for flag in flags)]
+        labeled = (label >= 0) & (label < classes)
+        of_kinds = [labeled, *(labeled & flag.bool() for flag in flags)]
         # Errors are raised after the collectives, since the other processes would wait for one that raised alone.
         counts = all_reduce_sum(torch.stack([label[kind].bincount(minlength=classes) for kind in of_kinds]))
-        unknown = int(all_reduce_sum((~labelled).sum()[None]))
+        unknown = int(all_reduce_sum((~labeled).sum()[None]))
         if unknown:
             raise UserError(
                 f"Expected labels from 0 to {classes - 1} in the data of {self}, got {unknown} of "

@@ -21,7 +21,7 @@ from .image_classification import ImageClassification
 
 
 class NearestNeighbourClassification(ImageClassification):
-    """Classify the labelled images of another datamodule by its training images that are nearest, and log accuracies.
+    """Classify the labeled images of another datamodule by its training images that are nearest, and log accuracies.
 
     Each of the `k` training images with the largest cosines votes for its class with the weight exp(cosine /
     temperature). Measurement and metrics are as in `ZeroShotClassification`: after validation, in percent,
@@ -32,7 +32,7 @@ class NearestNeighbourClassification(ImageClassification):
     measurement it encodes the training images anew, without augmentation; processes share them.
 
     Args:
-        data: Datamodule of labelled images with `every_image(split)`, such as `ImageClassificationDataModule`, with a
+        data: Datamodule of labeled images with `every_image(split)`, such as `ImageClassificationDataModule`, with a
             training split beside that for validation or test. This callback sets it up; it is not part of the Trainer.
         k: Number of neighbours (DINO: 20).
         temperature: Temperature of the votes (DINO: 0.07).

@@ -1,4 +1,4 @@
-"""Zero-shot classification of labelled images by a model of images and texts."""
+"""Zero-shot classification of labeled images by a model of images and texts."""
 
 from collections.abc import Callable
 from math import ceil
@@ -20,7 +20,7 @@ _PROMPTS = 256  # that are encoded at a time, unless there are more templates
 
 
 class ZeroShotClassification(ImageClassification):
-    """Classify the labelled images of another datamodule by the names of their classes, and log accuracies.
+    """Classify the labeled images of another datamodule by the names of their classes, and log accuracies.
 
     Every name is put into every template. The class embedding is the normalized mean of the normalized embeddings of
     these prompts, and an image gets the class whose embedding has the largest cosine with its own. Logged after

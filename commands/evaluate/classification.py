@@ -1,4 +1,4 @@
-"""Zero-shot metrics of a set of labelled images, and linear probes on frozen features."""
+"""Zero-shot metrics of a set of labeled images, and linear probes on frozen features."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Sets in DataComp's layout: a folder with class names, prompts, and labelled images in tar files.
+"""Sets in DataComp's layout: a folder with class names, prompts, and labeled images in tar files.
 
 wds_vtab-pets_test/
   classnames.txt                              one name a line
@@ -81,7 +81,7 @@ def with_braces(templates: list[str], source: str) -> list[str]:
 
 
 class ImageSet(torch.utils.data.Dataset[Sample]):
-    """The labelled images of one split.
+    """The labeled images of one split.
 
     A sample has a label, and `metadata`, float64 [M], the numbers of the `.npy` file, of which there may be none.
 

@@ -94,7 +94,7 @@ class Tokenizes(Protocol):
 
 
 class NamesClasses(Protocol):
-    """A datamodule of labelled images: every `LabelDataModule`."""
+    """A datamodule of labeled images: every `LabelDataModule`."""
 
     @property
     def num_classes(self) -> int:
@@ -113,7 +113,7 @@ class NamesClasses(Protocol):
 
 
 class KnowsLabels(Protocol):
-    """A datamodule of labelled images that are read by position: every `LabelDataModule`."""
+    """A datamodule of labeled images that are read by position: every `LabelDataModule`."""
 
     def training_labels(self) -> Sequence[int]:
         """Return the label of each training image by `sample_index`; -1 for an image without a readable label."""

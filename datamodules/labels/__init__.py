@@ -1,1 +1,1 @@
-"""Labelled images."""
+"""Labeled images."""

@@ -1,4 +1,4 @@
-"""Datamodule of labelled images on disk or on the hub."""
+"""Datamodule of labeled images on disk or on the hub."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from ..transforms.classification import (
 from ..transforms.clip import pair_eval_transform
 from ..transforms.normalize import in_pixels
 from .rows import LabelTable
-from .samples import LabelCollate, LabelledRows, LabelReader, readable_label
+from .samples import LabelCollate, LabeledRows, LabelReader, readable_label
 
 Preset = Literal["cifar", "imagenet"]
 
 
 class LabelDataModule(ImageTransforms, SampledDataModule):
-    """Labelled images, in batches of the project's contract (dicts of tensors).
+    """Labeled images, in batches of the project's contract (dicts of tensors).
 
     A training batch holds `label` [B], `sample_index` [B] and float [B, 3, H, W] for each view, augmented
     independently; an evaluation batch holds one view, `image`, without augmentation. A subclass defines the rows in
@@ -148,7 +148,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Return the state of the base class, and the preprocessing of evaluation."""
         return super().state_dict() | {"preprocessing": self.preprocessing}
 
-    def training_reader(self, rows: LabelledRows) -> LabelReader:
+    def training_reader(self, rows: LabeledRows) -> LabelReader:
         """Return a reader of augmented views with a label."""
         return LabelReader(rows, self.worker_transform(training=True), len(self.views))
 
@@ -156,12 +156,12 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Stack the views."""
         return LabelCollate(self.views)
 
-    def evaluation_labels(self, rows: LabelledRows) -> list[int]:
+    def evaluation_labels(self, rows: LabeledRows) -> list[int]:
         """Return the class index of each row; -1 for a row without a readable label."""
         labels = (readable_label(rows, row) for row in range(len(rows)))
         return [-1 if label is None else label for label in labels]
 
-    def evaluation_set(self, rows: LabelledRows, items: Sequence[int], split: Split) -> EvaluationRows:
+    def evaluation_set(self, rows: LabeledRows, items: Sequence[int], split: Split) -> EvaluationRows:
         """Return a dataset of images with labels."""
         return EvaluationRows(
             len(rows), LabelReader(rows, self.worker_transform(training=False), views=1), self.run_seed
@@ -173,7 +173,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
 
 
 class ImageClassificationDataModule(LabelDataModule):
-    """Labelled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
+    """Labeled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
 
     Labels are integers from 0, or names, one for each image. Names are numbered in the order in which the source lists
     them, or else in sorted order; true and false in JSON are the names "True" and "False". A string of digits is an

@@ -1,4 +1,4 @@
-"""Rows of labelled images."""
+"""Rows of labeled images."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Label = int | str
 
 
 class LabelTable(ImageTable):
-    """Labelled images of one or several memory-mapped sources, concatenated."""
+    """Labeled images of one or several memory-mapped sources, concatenated."""
 
     _class_indices: np.ndarray | None = None
 
@@ -39,11 +39,11 @@ class LabelTable(ImageTable):
                 labels.append(_one_label(value))
             except BadSample as bad:
                 labels.append(None)
-                self._unlabelled[row] = bad.fault
+                self._unlabeled[row] = bad.fault
         return labels
 
     @cached_property
-    def _unlabelled(self) -> dict[int, Fault]:
+    def _unlabeled(self) -> dict[int, Fault]:
         """Faults of rows whose label cannot be read; filled by `raw_labels`."""
         return {}
 
@@ -156,7 +156,7 @@ class LabelTable(ImageTable):
         if self._class_indices is None or not len(self._class_indices):
             return None
         if self._class_indices[row] < 0:
-            raise BadSample(*self._unlabelled.get(row, Fault("no label", self.name(row))))
+            raise BadSample(*self._unlabeled.get(row, Fault("no label", self.name(row))))
         return int(self._class_indices[row])
 
     def check(self, split: str) -> None:

@@ -14,14 +14,14 @@ from ..base.samples import Rows, Transform, empty_images, stacked, usable_sample
 from ..base.sampling import seeded, view_seed
 
 
-class LabelledRows(Rows, Protocol):
+class LabeledRows(Rows, Protocol):
     """Rows of images with one class each."""
 
     def label(self, row: int) -> int | None:
         """Return the class index, or None if the split has no labels; raises `BadSample`."""
 
 
-def readable_label(rows: LabelledRows, row: int) -> int | None:
+def readable_label(rows: LabeledRows, row: int) -> int | None:
     """Return the class index of a row; None if it has no readable label."""
     try:
         return rows.label(row)
@@ -29,7 +29,7 @@ def readable_label(rows: LabelledRows, row: int) -> int | None:
         return None
 
 
-class LabelledSample(NamedTuple):
+class LabeledSample(NamedTuple):
     """Views of one usable image, and its class index."""
 
     images: tuple[torch.Tensor, ...]
@@ -47,11 +47,11 @@ class LabelReader:
         views: number of views; with 0 views the image is not decoded.
     """
 
-    rows: LabelledRows
+    rows: LabeledRows
     transform: Transform
     views: int
 
-    def __call__(self, row: int, numbers: tuple[int, int]) -> LabelledSample:
+    def __call__(self, row: int, numbers: tuple[int, int]) -> LabeledSample:
         """Read a row.
 
         Args:
@@ -66,7 +66,7 @@ class LabelReader:
         for view in range(self.views):
             with seeded(view_seed(numbers[0], view)):
                 images.append(self.transform(_copied(image)))
-        return LabelledSample(tuple(images), self.rows.label(row), row)
+        return LabeledSample(tuple(images), self.rows.label(row), row)
 
 
 def _copied(image: Image.Image | None) -> Image.Image:

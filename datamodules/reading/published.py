@@ -189,7 +189,7 @@ def _pet(line: str, images: Path) -> Record:
     words = line.split()
     if len(words) != 4:
         raise BadSample("invalid line", "")
-    return _labelled(images / f"{words[0]}.jpg", _breed(words[0]))
+    return _labeled(images / f"{words[0]}.jpg", _breed(words[0]))
 
 
 def _breed(image: str) -> str:
@@ -201,8 +201,8 @@ def _dish(line: str, images: Path) -> Record:
     name, _, number = line.partition("/")
     if not number:
         raise BadSample("invalid line", "")
-    return _labelled(images / name / f"{number}.jpg", name)
+    return _labeled(images / name / f"{number}.jpg", name)
 
 
-def _labelled(image: Path, label: str) -> Record:
+def _labeled(image: Path, label: str) -> Record:
     return {"image": {"bytes": None, "path": str(image)}, "caption": [label], "image_id": None}

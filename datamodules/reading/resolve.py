@@ -136,7 +136,7 @@ def resolve(source: Source) -> Resolved:
     if is_remote(source.path):
         raise UserError(
             f"Expected a file or a folder on a disk, got {source.path!r}: copy it, since only image-caption pairs, "
-            "labelled images and reinforced shards are read by URL."
+            "labeled images and reinforced shards are read by URL."
         )
     path = os.path.expanduser(source.path)
     if os.path.isdir(path):

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 DOCS = Path(__file__).resolve().parent.parent
-COLOURS = {  # of Okabe and Ito, light enough for black text
+COLORS = {  # of Okabe and Ito, light enough for black text
     "data": "#f2f2f2",
     "trained": "#9fd0f0",
     "frozen": "#d9d9d9",
@@ -29,7 +29,7 @@ WIDTH, HEIGHT = 1.7, 0.62  # of a box, in units of a column and a row
 
 @dataclass(frozen=True)
 class Box:
-    """One box: its text, what it is (a key of `COLOURS`), and its centre in columns and rows."""
+    """One box: its text, what it is (a key of `COLORS`), and its center in columns and rows."""
 
     text: str
     kind: str
@@ -217,7 +217,7 @@ def draw(diagram: Diagram, target: Path) -> None:
     kinds = [kind for kind in KINDS if any(box.kind == kind for box in boxes)]
     for number, kind in enumerate(kinds):
         x = left + 0.2 + number * (right - left) / 6.2
-        axis.add_patch(FancyBboxPatch((x, bottom - 0.32), 0.22, 0.16, "round,pad=0.02", fc=COLOURS[kind], ec="#444444"))
+        axis.add_patch(FancyBboxPatch((x, bottom - 0.32), 0.22, 0.16, "round,pad=0.02", fc=COLORS[kind], ec="#444444"))
         axis.text(x + 0.36, bottom - 0.24, KINDS[kind], va="center", fontsize=8, color="#222222")
     figure.subplots_adjust(0, 0, 1, 1)
     with plt.rc_context({"svg.hashsalt": target.stem, "svg.fonttype": "path"}):
@@ -228,7 +228,7 @@ def draw(diagram: Diagram, target: Path) -> None:
 def _box(axis: Axes, box: Box) -> FancyBboxPatch:
     height = HEIGHT if box.text.count("\n") < 2 else 1.35 * HEIGHT
     corner = (box.column - WIDTH / 2, box.row - height / 2)
-    patch = FancyBboxPatch(corner, WIDTH, height, "round,pad=0.06", fc=COLOURS[box.kind], ec="#444444", zorder=3)
+    patch = FancyBboxPatch(corner, WIDTH, height, "round,pad=0.06", fc=COLORS[box.kind], ec="#444444", zorder=3)
     axis.add_patch(patch)
     axis.text(box.column, box.row, box.text, ha="center", va="center", fontsize=9, color="#111111", zorder=4)
     return patch

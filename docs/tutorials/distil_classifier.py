@@ -15,7 +15,7 @@ EPOCHS = 4  # passes over them, of each of the four trainings
 # %% [markdown]
 # ## The images
 #
-# One coloured shape on each, with lines in other colours and noise: 8 colours times 5 shapes are 40 classes.
+# One colored shape on each, with lines in other colors and noise: 8 colors times 5 shapes are 40 classes.
 
 # %%
 import matplotlib.pyplot as plt

@@ -96,7 +96,7 @@ train(teacher, ImageTextDataModule(train="more.parquet", **more), TEACHER_STEPS)
 # %% [markdown]
 # ## Reinforce once
 #
-# The teacher embeds both captions and three random crops of each image. Turns and other colours are left out
+# The teacher embeds both captions and three random crops of each image. Turns and other colors are left out
 # (`num_ops=0`), since they would make these captions false. On the command line this is `vlightning predict` with
 # `configs/mobileclip/reinforce.yaml`.
 
@@ -152,8 +152,8 @@ data = ReinforcedImageTextDataModule(
 
 def measure(model):
     """Return mean recall, and the share of images whose first shape is named, in %."""
-    labelled = ImageClassificationDataModule(test="test.parquet", label_column="label", num_workers=0)
-    callback = ZeroShotClassification(labelled, class_names=classes, templates=["a large {}", "a small {}"])
+    labeled = ImageClassificationDataModule(test="test.parquet", label_column="label", num_workers=0)
+    callback = ZeroShotClassification(labeled, class_names=classes, templates=["a large {}", "a small {}"])
     (found,) = Trainer(callbacks=[callback], **quiet).test(model, data, verbose=False)
     return found["test/recall_mean"], found["test/zero_shot_top1"]
 
@@ -190,7 +190,7 @@ axes[0].invert_yaxis()
 # labels that are measured. The paper's teachers have learned from far more pairs,
 # and other ones, than the small model reads; a teacher that knows no more than the pairs has little to give.
 #
-# ## Reparameterise
+# ## Reparameterize
 #
 # In training the image tower has parallel branches and norms. For use they are folded into one convolution each: the
 # same function with fewer operations.

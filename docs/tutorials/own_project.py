@@ -5,7 +5,7 @@
 # is often better than the weights themselves; a classifier that watches how good your features are while you train; and
 # an exact resume after a crash. None of the methods is needed, and your training step stays as it is.
 #
-# The project of this tutorial learns features without labels: it turns images, takes a colour channel away, and has to
+# The project of this tutorial learns features without labels: it turns images, takes a color channel away, and has to
 # tell which. Put yours in its place.
 
 # %% tags=["parameters"]
@@ -15,7 +15,7 @@ EPOCHS = 6
 # %% [markdown]
 # ## Your project
 #
-# A network, a training step, an optimizer: plain Lightning. The images come from a datamodule that draws one coloured
+# A network, a training step, an optimizer: plain Lightning. The images come from a datamodule that draws one colored
 # shape on each; a datamodule or loader of your own does as well, if its batches are dicts with an `image` and a `label`.
 
 # %%
@@ -28,7 +28,7 @@ from vlightning.datamodules import ShapeClassesDataModule
 
 
 class Rotations(LightningModule):
-    """Learns features by telling by how many quarters an image was turned, and which colour channel was lost."""
+    """Learns features by telling by how many quarters an image was turned, and which color channel was lost."""
 
     def __init__(self):
         super().__init__()

@@ -144,7 +144,7 @@ best = search(query)
 show(query, list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
 
 # %% [markdown]
-# The right image is first. The others share a part of the query, an object, a colour or a place, and their cosines are
+# The right image is first. The others share a part of the query, an object, a color or a place, and their cosines are
 # close: one number compares the whole text with the whole image.
 #
 # ## Look twice

@@ -56,7 +56,7 @@ from .settings import (
 
 
 class ALBEFModule(Method):
-    """Image-text contrast, matching and masked language modelling; or fine-tuning for retrieval or grounding.
+    """Image-text contrast, matching and masked language modeling; or fine-tuning for retrieval or grounding.
 
     Defaults are the paper's; where the authors' code differs, `configs/albef/official.yaml` sets its behavior.
 

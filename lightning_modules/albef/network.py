@@ -135,13 +135,13 @@ class FusionLayer(nn.Module):
 
 
 class FusionBert(nn.Module):
-    """BERT for masked language modelling, split into text layers and, above them, fusion layers with cross-attention.
+    """BERT for masked language modeling, split into text layers and, above them, fusion layers with cross-attention.
 
     Args:
         config: BERT sizes; `num_hidden_layers` counts text and fusion layers together.
         fusion_layer: index of the first layer with cross-attention.
         image_width: width V of the image tokens.
-        language_head: whether there is a head for masked language modelling.
+        language_head: whether there is a head for masked language modeling.
         fusion: builds a layer with cross-attention from the sizes and the image width.
     """
 
@@ -255,7 +255,7 @@ class ALBEFNetwork(ImageNetwork):
         vision: sizes of the image encoder.
         text: sizes of the text and fusion encoder.
         embed_dim: embedding dimension E of the contrastive space.
-        language_head: whether there is a head for masked language modelling.
+        language_head: whether there is a head for masked language modeling.
         activation_checkpointing: whether every block recomputes its activations in the backward pass.
     """
 

@@ -167,7 +167,7 @@ class ExportedModule(EvaluatedModule):
         self._initial.preprocessing = None if record is None else dict(record)
 
     def expected_preprocessing(self) -> dict[str, Any]:
-        """Return the image preprocessing of the weights, in the form of `preprocessing.py`, for datamodules.
+        """Return the image preprocessing of the weights, as a record (`common/preprocessing.py`), for datamodules.
 
         This is the checkpoint's record, else that of the initial weights, and the image size.
         """

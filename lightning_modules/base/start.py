@@ -19,7 +19,7 @@ class InitialState:
         loaded: whether the weights are final: those of a checkpoint, or the initial ones.
         restored: whether the weights are those of a checkpoint.
         awaits_checkpoint: whether a checkpoint will be restored after `setup`.
-        preprocessing: image preprocessing of the weights, in the form of `preprocessing.py`.
+        preprocessing: image preprocessing of the weights, as a record (`common/preprocessing.py`).
     """
 
     loaded: bool = False

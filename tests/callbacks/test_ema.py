@@ -187,14 +187,14 @@ def test_a_schedule_with_steps_does_not_need_the_length_of_the_run():
     assert callback.used == pytest.approx([0.5, 0.75, 1.0, 1.0])
 
 
-def normalised():
+def normalized():
     network = nn.Sequential(nn.Linear(DIM, DIM), nn.BatchNorm1d(DIM))
     network.register_buffer("mask", torch.full([], -torch.inf), persistent=False)  # has no average
     return network
 
 
 def test_buffers_are_copied_by_default():
-    module = Student(normalised(), momentum=0.9)
+    module = Student(normalized(), momentum=0.9)
     trainer(EMACallback()).fit(module, loader(7))
     assert module.teacher[1].num_batches_tracked == 7
     assert_equal_states(dict(module.teacher.named_buffers()), dict(module.student.named_buffers()))
@@ -202,7 +202,7 @@ def test_buffers_are_copied_by_default():
 
 
 def test_buffers_are_kept_on_request():
-    module = Student(normalised(), momentum=0.9, buffers="keep")
+    module = Student(normalized(), momentum=0.9, buffers="keep")
     start = copy.deepcopy(dict(module.teacher.named_buffers()))
     trainer(EMACallback()).fit(module, loader(7))
     assert_equal_states(dict(module.teacher.named_buffers()), start)
@@ -210,7 +210,7 @@ def test_buffers_are_kept_on_request():
 
 
 def test_buffers_of_floats_are_averaged_on_request_and_counters_copied():
-    module = Student(normalised(), momentum=0.75, buffers="average")
+    module = Student(normalized(), momentum=0.75, buffers="average")
     expected = copy.deepcopy(dict(module.teacher.named_buffers()))
 
     class Averages(Recorder):
@@ -229,7 +229,7 @@ def test_buffers_of_floats_are_averaged_on_request_and_counters_copied():
 
 
 def cosine():
-    return Student(normalised(), momentum=0.5, final_momentum=1.0, schedule="cosine")
+    return Student(normalized(), momentum=0.5, final_momentum=1.0, schedule="cosine")
 
 
 def test_a_resumed_run_equals_the_uninterrupted_run(tmp_path):
@@ -273,7 +273,7 @@ class Skipping:
 
 
 def test_the_update_is_in_place():
-    module = Student(normalised())
+    module = Student(normalized())
     before = [(tensor, tensor.data_ptr()) for tensor in [*module.teacher.parameters(), *module.teacher.buffers()]]
     trainer(EMACallback()).fit(module, loader(3))
     after = [*module.teacher.parameters(), *module.teacher.buffers()]
@@ -336,7 +336,7 @@ def test_a_compiled_source_matches_its_plain_copy():
 
 
 def test_checkpoints_hold_average_and_weights_also_when_saved_in_validation_or_without_optimizer(tmp_path):
-    module = Student(normalised(), momentum=0.9)
+    module = Student(normalized(), momentum=0.9)
     saver = ModelCheckpoint(tmp_path, filename="{step}", every_n_epochs=1, save_weights_only=True)
 
     class InValidation(Recorder):

@@ -20,11 +20,11 @@ CLASSES, SIZE = 7, 4
 
 
 def rows(count, seed=0, image="image"):
-    """Images whose mean colour approximately determines the class."""
+    """Images whose mean color approximately determines the class."""
     draws = torch.Generator().manual_seed(seed)
-    colours = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
+    colors = torch.randn(CLASSES, 3, generator=torch.Generator().manual_seed(9))
     label = torch.randint(CLASSES, (count,), generator=draws)
-    images = colours[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
+    images = colors[label][..., None, None] + 0.3 * torch.randn(count, 3, SIZE, SIZE, generator=draws)
     return [{image: one, "label": number} for one, number in zip(images, label, strict=True)]
 
 
@@ -175,13 +175,13 @@ def percentages(module, head, images):
     return [100 * sum(rank < k for rank in ranks) / len(ranks) for k in (1, 5)]
 
 
-def test_the_probe_learns_and_validation_counts_all_labelled_images():
-    module, probe = Still(), OnlineLinearProbe(CLASSES, name="colour", learning_rate=0.03)
-    unlabelled = [{"image": row["image"]} for row in rows(8, seed=5)]
+def test_the_probe_learns_and_validation_counts_all_labeled_images():
+    module, probe = Still(), OnlineLinearProbe(CLASSES, name="color", learning_rate=0.03)
+    unlabeled = [{"image": row["image"]} for row in rows(8, seed=5)]
     images = rows(50, seed=2)
-    loaders = [DataLoader(images[:30], 8), DataLoader(unlabelled, 8), DataLoader(images[30:], 8)]
+    loaders = [DataLoader(images[:30], 8), DataLoader(unlabeled, 8), DataLoader(images[30:], 8)]
     fitted = fit(module, probe, max_epochs=20, val=loaders, num_sanity_val_steps=2)
-    found = [fitted.callback_metrics[f"val/colour_top{k}"].item() for k in (1, 5)]
+    found = [fitted.callback_metrics[f"val/color_top{k}"].item() for k in (1, 5)]
     assert found == pytest.approx(percentages(module, probe.state_dict()["head"], images))
     assert found[0] > 60
     assert found[0] < found[1]

@@ -224,7 +224,7 @@ def fitted(module, source, way, **options):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.fault(
-    "1% of samples truncated, mislabelled, bombs or empty",
+    "1% of samples truncated, mislabeled, bombs or empty",
     "written into tar shards",
     "two epochs run through, each bad sample replaced, counts exact by cause",
 )

@@ -1,4 +1,4 @@
-"""Labelled images: sources, classes, views, order, bad samples."""
+"""Labeled images: sources, classes, views, order, bad samples."""
 
 import json
 from collections import Counter

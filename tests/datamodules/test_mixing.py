@@ -146,7 +146,7 @@ def test_captions_and_weights_combine(files, module):
     assert len(data.train_dataloader()) == 1.5 * 12 + 6
 
 
-def test_labelled_images_take_weights_too(files, tmp_path):
+def test_labeled_images_take_weights_too(files, tmp_path):
     for number in range(6):
         folder = files.folder / ("ab"[number % 2])
         folder.mkdir(exist_ok=True)

@@ -95,7 +95,7 @@ def read(image):
         size = "large" if side > 0.265 * width else "small"
         core = pixels[ys, xs]
         strong = core[np.abs(core - background).sum(-1) >= np.quantile(np.abs(core - background).sum(-1), 0.5)].mean(0)
-        colour = min(COLORS, key=lambda name: np.abs(strong - np.array(COLORS[name])).sum())
+        color = min(COLORS, key=lambda name: np.abs(strong - np.array(COLORS[name])).sum())
         middle = labels[round(ys.min() + np.ptp(ys) / 2), round(xs.min() + np.ptp(xs) / 2)] == number
         share = len(ys) / ((np.ptp(xs) + 1) * (np.ptp(ys) + 1))
         top = (labels[ys.min() + 1] == number).sum() / side
@@ -109,7 +109,7 @@ def read(image):
             shape = "triangle"
         else:
             shape = "circle"
-        things.append(((size, colour, shape), ys.mean(), xs.mean()))
+        things.append(((size, color, shape), ys.mean(), xs.mean()))
     return things
 
 

@@ -33,7 +33,7 @@ class Pairs(LightningDataModule):
 
 
 class Images(LightningDataModule):
-    """Labelled images; class 5 does not occur, and the others not equally often. The test split has fewer."""
+    """Labeled images; class 5 does not occur, and the others not equally often. The test split has fewer."""
 
     def __init__(self, labels=None):
         super().__init__()
@@ -52,7 +52,7 @@ class Images(LightningDataModule):
 
 
 class Classifier(LightningModule):
-    """Logits from the mean colour, without texts."""
+    """Logits from the mean color, without texts."""
 
     def __init__(self, classes=CLASSES):
         super().__init__()

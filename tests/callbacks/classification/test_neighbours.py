@@ -12,7 +12,7 @@ from vlightning.datamodules import ShapeClassesDataModule
 
 
 class Encoder(LightningModule):
-    """Mean colours of four parts of an image as its features."""
+    """Mean colors of four parts of an image as its features."""
 
     def __init__(self):
         super().__init__()
@@ -47,11 +47,11 @@ def on_rank():
 
 def slow():
     """Votes sample by sample."""
-    labelled, module = data(), Encoder()
-    labelled.setup("fit")
+    labeled, module = data(), Encoder()
+    labeled.setup("fit")
 
     def encoded(split):
-        batches = list(labelled.every_image(split))
+        batches = list(labeled.every_image(split))
         features = torch.cat([module.encode_images(batch["image"])[0] for batch in batches]).detach()
         return torch.nn.functional.normalize(features, dim=1), torch.cat([batch["label"] for batch in batches])
 
@@ -59,7 +59,7 @@ def slow():
     found = 0
     for image, truth in zip(images, right.tolist(), strict=True):
         cosines = known @ image
-        votes = [0.0] * labelled.num_classes
+        votes = [0.0] * labeled.num_classes
         for place in cosines.argsort(descending=True)[:3].tolist():
             votes[label[place]] += float((cosines[place] / 0.1).exp())
         found += votes.index(max(votes)) == truth

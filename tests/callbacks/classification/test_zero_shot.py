@@ -68,7 +68,7 @@ class Pairs(LightningDataModule):
 
 
 class Images(LightningDataModule):
-    """Labelled images in plain loaders, as another project may have them; the test split has fewer.
+    """Labeled images in plain loaders, as another project may have them; the test split has fewer.
 
     Class 5 occurs in neither, and the others not equally often.
     """
@@ -79,10 +79,10 @@ class Images(LightningDataModule):
             self.class_names = class_names
         self.label = torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 6, 6] * 6)[:IMAGES] if labels is None else labels
         draws = torch.Generator().manual_seed(1)
-        colours = torch.stack([VECTORS[Words()([name])["input_ids"][0]].sum(0) for name in NAMES])
-        colours = nn.functional.normalize(colours, dim=-1)[self.label.clamp(0, 6)][..., None, None]
+        colors = torch.stack([VECTORS[Words()([name])["input_ids"][0]].sum(0) for name in NAMES])
+        colors = nn.functional.normalize(colors, dim=-1)[self.label.clamp(0, 6)][..., None, None]
         noise = torch.randn(IMAGES, 3, 4, 4, generator=draws) + 0.4 * torch.randn(IMAGES, 3, 1, 1, generator=draws)
-        self.image = colours + noise
+        self.image = colors + noise
         self.batch_size = batch_size
         self.calls = []
 
@@ -121,7 +121,7 @@ class OnlyTest(LightningDataModule):
 
 
 class Linear(LightningModule):
-    """Images by their mean colour, texts by the sum of their words, both in three dimensions."""
+    """Images by their mean color, texts by the sum of their words, both in three dimensions."""
 
     def __init__(self):
         super().__init__()

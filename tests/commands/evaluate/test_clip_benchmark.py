@@ -14,7 +14,7 @@ import open_clip
 import pytest
 import torch
 
-from support.data.evaluation_sets import COLOURS, write_image_set, write_retrieval
+from support.data.evaluation_sets import COLORS, write_image_set, write_retrieval
 from support.methods.mobileclip import fill
 from vlightning.commands.evaluate.encoding import Loading
 from vlightning.commands.evaluate.model import load_model
@@ -38,13 +38,13 @@ def write_files(folder):
     torch.save(weights, Path(folder) / "model/open_clip_pytorch_model.bin")
     (Path(folder) / "model/open_clip_config.json").write_text(json.dumps({"model_cfg": CONFIG, "preprocess_cfg": {}}))
     root = Path(folder) / "sets"
-    colours, names = [number % 6 for number in range(90)], [*COLOURS, "cat", "dog", "tree", "long brick house"]
+    colors, names = [number % 6 for number in range(90)], [*COLORS, "cat", "dog", "tree", "long brick house"]
     for key, step in zip(SETS[:2], (1, 7), strict=True):
         write_image_set(
-            root, TASKS[key], [(number // 6 + number * step) % 10 for number in range(90)], colours, names=names
+            root, TASKS[key], [(number // 6 + number * step) % 10 for number in range(90)], colors, names=names
         )
-    write_image_set(root, TASKS["vtab/pcam"], [number // 2 % 2 for number in range(90)], colours, names=["a", "tree"])
-    shown = [colour for colour in COLOURS for _ in range(4)]
+    write_image_set(root, TASKS["vtab/pcam"], [number // 2 % 2 for number in range(90)], colors, names=["a", "tree"])
+    shown = [color for color in COLORS for _ in range(4)]
     write_retrieval(root, TASKS[SETS[3]], shown, ("{n} {} squares", "number {n} of {} things"))
     return root
 

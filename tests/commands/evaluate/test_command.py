@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from lightning import seed_everything
 
-from support.data.evaluation_sets import COLOURS, LABELS, colour_model, picture, write_image_set, write_task
+from support.data.evaluation_sets import COLORS, LABELS, color_model, picture, write_image_set, write_task
 from support.runs.command_line import run
 from support.runs.distributed import run_distributed
 from support.runs.forked import VLIGHTNING, Forked, run_script
@@ -136,7 +136,7 @@ def test_two_processes_that_the_command_starts_give_the_numbers_of_one(root, tra
 
 def on_rank(root, out):
     tasks = [TASKS[key] for key in KEYS]
-    found = evaluate(colour_model(), tasks, Settings(Path(root), Loading(3, 0)), Path(out))
+    found = evaluate(color_model(), tasks, Settings(Path(root), Loading(3, 0)), Path(out))
     return [dict(result.metrics) | {"samples": result.samples} for result in found]
 
 
@@ -167,8 +167,8 @@ def test_a_killed_evaluation_goes_on_with_the_set_that_it_was_in(root, trained, 
 
 def test_own_images_are_classified(trained, tmp_path):
     (tmp_path / "photos").mkdir()
-    for number, colour in enumerate(COLOURS):
-        (tmp_path / f"photos/{colour}.png").write_bytes(picture(colour, number))
+    for number, color in enumerate(COLORS):
+        (tmp_path / f"photos/{color}.png").write_bytes(picture(color, number))
     words = ("--images", tmp_path / "photos", "--out", tmp_path / "c.parquet", "--html", tmp_path / "c.html")
     ran = run("evaluate", "--model", trained, "--classes", "red", "a blue thing", "--num_workers=0", *words)
     assert ran.status == 0, ran.err

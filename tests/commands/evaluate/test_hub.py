@@ -6,7 +6,7 @@ import zipfile
 
 import pytest
 
-from support.data.evaluation_sets import CUES, NAMES, OBJECTS, colour_model, picture, write_task
+from support.data.evaluation_sets import CUES, NAMES, OBJECTS, color_model, picture, write_task
 from support.data.hub_server import local_hub, set_hub
 from support.runs.command_line import run
 from vlightning.commands.evaluate.hub import unpack_table
@@ -51,13 +51,13 @@ def repositories(folder):
 
 
 @pytest.fixture(autouse=True)
-def colours(monkeypatch):
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: colour_model(model))
+def colors(monkeypatch):
+    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: color_model(model))
 
 
 def evaluated(root, *keys):
     words = ("--download", "--num_workers=0", "--accelerator=cpu", "--out", root / "r.jsonl")
-    return run("evaluate", "--model", "colours", "--root", root, "--tasks", ",".join(keys), *words)
+    return run("evaluate", "--model", "colors", "--root", root, "--tasks", ",".join(keys), *words)
 
 
 def test_missing_sets_are_downloaded_and_those_that_cannot_be_are_named(monkeypatch, tmp_path):

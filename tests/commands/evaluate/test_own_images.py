@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from support.data.evaluation_sets import (
-    COLOURS,
+    COLORS,
     NAMES,
-    colour_model,
+    color_model,
     picture,
 )
 from support.methods.clip import add_tiny_clip
@@ -20,12 +20,12 @@ from vlightning.commands.evaluate.encoding import Loading, encode_classes
 from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 
 
-def with_non_finite_features(model, colour):
-    """The model, with a feature that is NaN for images of a colour."""
+def with_non_finite_features(model, color):
+    """The model, with a feature that is NaN for images of a color."""
 
     def images(pixels):
         features = model.images(pixels)
-        shown = 2 * torch.tensor(COLOURS[colour]) / 255 - 1
+        shown = 2 * torch.tensor(COLORS[color]) / 255 - 1
         return features.masked_fill((features - shown).abs().amax(1, keepdim=True) < 0.3, torch.nan)
 
     return replace(model, images=images)
@@ -34,10 +34,10 @@ def with_non_finite_features(model, colour):
 def test_own_images_get_their_best_classes_and_a_page(tmp_path):
     folder = tmp_path / "photos"
     (folder / "more").mkdir(parents=True)
-    for number, colour in enumerate(NAMES):
-        (folder / "more" / f"{colour} & co.png").write_bytes(picture(colour, number))
+    for number, color in enumerate(NAMES):
+        (folder / "more" / f"{color} & co.png").write_bytes(picture(color, number))
     (folder / "broken.jpg").write_bytes(b"x")
-    table, found = classify_folder(colour_model(), folder, NAMES, ["a {} thing"], Loading(2, 0), best=2)
+    table, found = classify_folder(color_model(), folder, NAMES, ["a {} thing"], Loading(2, 0), best=2)
     assert found.bad == {"not an image": 1}
     rows = {row["image"]: row for row in table.to_pylist()}
     assert {name: row["classes"][0] for name, row in rows.items()} == {f"more/{c} & co.png": c for c in NAMES}
@@ -55,13 +55,13 @@ def test_own_images_get_their_best_classes_and_a_page(tmp_path):
 def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shown = {"red": ["red", "red", "blue"], "blue": ["blue"], "yellow": ["yellow"]}
-    for label, colours in shown.items():
+    for label, colors in shown.items():
         Path("photos", label).mkdir(parents=True)
-        for number, colour in enumerate(colours):
-            Path("photos", label, f"{number}.png").write_bytes(picture(colour, number))
-    model = with_non_finite_features(colour_model(), "yellow")
+        for number, color in enumerate(colors):
+            Path("photos", label, f"{number}.png").write_bytes(picture(color, number))
+    model = with_non_finite_features(color_model(), "yellow")
     monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: model)
-    words = ("evaluate", "--model", "colours", "--images", "photos", "--num_workers=0", "--html=page.html")
+    words = ("evaluate", "--model", "colors", "--images", "photos", "--num_workers=0", "--html=page.html")
     ran = run(*words)
     assert ran.status == 0, ran.err
     assert "Accuracy: 60.00% of 5 images in folders of their classes." in ran.out
@@ -78,7 +78,7 @@ def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_pa
 @pytest.mark.parametrize("scale", [1.0, 14.0])
 def test_scores_are_the_softmax_by_the_models_own_temperature(tmp_path, scale):
     (tmp_path / "red.png").write_bytes(picture("red", 0))
-    model = replace(colour_model(), logit_scale=scale)
+    model = replace(color_model(), logit_scale=scale)
     table, found = classify_folder(model, tmp_path, NAMES, ["a {} thing"], Loading(2, 0), best=6)
     cosines = found.features @ encode_classes(model, NAMES, ["a {} thing"]).T
     expected = (scale * cosines[0]).softmax(0).sort(descending=True).values

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import f1_score, recall_score
 
 from support.data.evaluation_sets import (
-    COLOURS,
+    COLORS,
     CUES,
     FACE_NAMES,
     FACES,
@@ -19,7 +19,7 @@ from support.data.evaluation_sets import (
     LABELS,
     NAMES,
     SHOWN,
-    colour_model,
+    color_model,
     picture,
     write_image_set,
     write_tar,
@@ -52,12 +52,12 @@ def settings(root, batch_size=5, **options):
 
 @pytest.fixture(scope="module")
 def results(root, tmp_path_factory):
-    """What the command writes for all sets; only the model, of colours, is given to it."""
+    """What the command writes for all sets; only the model, of colors, is given to it."""
     out = tmp_path_factory.mktemp("out") / "results.jsonl"
     words = ("--suite", "all", "--batch_size=5", "--num_workers=0", "--accelerator=cpu")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: colour_model(model))
-        ran = run("evaluate", "--model", "colours", "--root", root, "--out", out, *words)
+        patch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: color_model(model))
+        ran = run("evaluate", "--model", "colors", "--root", root, "--out", out, *words)
     assert ran.status == 0, ran.err
     assert "| 38 of 38 |" in ran.out
     return {result.key: result for result in read_results(out)}
@@ -90,7 +90,7 @@ def expected_main(task):
     if task.main == "acc_wg":
         return min(means.values())
     if task.main == "acc_top5_wg":
-        # The scores are dot products of colours: the farthest of six colours is not among the first five.
+        # The scores are dot products of colors: the farthest of six colors is not among the first five.
         return None
     if task.main == "jaccard_score_10-12":
         return ((2 + 2) / (2 + 2) + 1 / 3) / 2  # both blues; of white and red, white beside yellow
@@ -114,7 +114,7 @@ def test_the_main_metric_is_that_of_a_slow_count(results, task):
 
 
 def test_top_five_of_the_worst_group_is_counted_from_the_scores(root, results):
-    task, model = TASKS["fairness/dollar_street"], colour_model()
+    task, model = TASKS["fairness/dollar_street"], color_model()
     found = encode_images(model, ImageSet(root / task.folder, "test", model.transform, 6), Loading(4, 0))
     scores = found.features @ encode_classes(model, NAMES, ["a photo of a {} square.", "a {} thing"]).T
     within = [label in row.topk(5).indices.tolist() for label, row in zip(LABELS, scores, strict=True)]
@@ -127,7 +127,7 @@ def test_top_five_of_the_worst_group_is_counted_from_the_scores(root, results):
 @pytest.mark.parametrize("key", ["fairness/fairface", "fairness/utkface"])
 def test_metrics_of_faces_are_those_of_slow_counts(root, results, key):
     """The columns are age, gender, race and "not white", in another order than the names."""
-    metrics, model = results[key].metrics, colour_model()
+    metrics, model = results[key].metrics, color_model()
     found = encode_images(model, ImageSet(root / TASKS[key].folder, "test", model.transform, 1), Loading(4, 0))
 
     def chosen(attribute):
@@ -165,7 +165,7 @@ def test_aggregates_are_means_of_main_metrics_and_incomplete_ones_say_so(root, r
     tasks = chosen_tasks(None, ["vtab/pets", "vtab/svhn", "imagenet1k"])
     elsewhere = tmp_path / "part"
     write_task(elsewhere, tasks[0])
-    part = evaluate(colour_model(), tasks, settings(elsewhere), tmp_path / "part.jsonl")
+    part = evaluate(color_model(), tasks, settings(elsewhere), tmp_path / "part.jsonl")
     assert [result.missing is None for result in part] == [True, False, False]
     table = markdown(part)
     assert "| VTAB | 91.67 (of these sets only) | 1 of 13 |" in table.replace(
@@ -179,19 +179,19 @@ def test_results_do_not_depend_on_the_batch_size_or_a_stop(root, results, tmp_pa
     """The second half of the sets is evaluated by another call, which repeats none of the first."""
     out = tmp_path / "results.jsonl"
     tasks = SUITES["datacomp"][-8:]
-    evaluate(colour_model(), tasks[:4], settings(root, 3), out)
-    again = evaluate(colour_model(), tasks, settings(tmp_path), out)  # where there are no sets
+    evaluate(color_model(), tasks[:4], settings(root, 3), out)
+    again = evaluate(color_model(), tasks, settings(tmp_path), out)  # where there are no sets
     assert [result.missing is None for result in again] == [True] * 4 + [False] * 4
-    evaluate(colour_model(), tasks, settings(root, 1), out)
+    evaluate(color_model(), tasks, settings(root, 1), out)
     for result in read_results(out):
         assert result.metrics == pytest.approx(dict(results[result.key].metrics)), result.key
-    with pytest.raises(UserError, match=r"Expected results of other .*, got those of colours: give another file"):
-        evaluate(colour_model("other"), tasks, settings(root), out)
+    with pytest.raises(UserError, match=r"Expected results of other .*, got those of colors: give another file"):
+        evaluate(color_model("other"), tasks, settings(root), out)
 
 
 def test_the_lines_are_datacomps(root, results, tmp_path):
     out = tmp_path / "results.jsonl"
-    evaluate(colour_model(), [TASKS["imagenet1k"]], settings(root), out)
+    evaluate(color_model(), [TASKS["imagenet1k"]], settings(root), out)
     (line,) = [json.loads(line) for line in out.read_text().splitlines()]
     assert (line["key"], line["dataset"]) == ("imagenet1k", "ImageNet 1k")
     assert line["metrics"]["main_metric"] == line["metrics"]["acc1"] == results["imagenet1k"].main
@@ -223,14 +223,14 @@ def test_a_note_stands_beside_every_number(results):
 
 def test_prompts_of_the_user_take_the_place_of_those_of_a_set_and_results_of_others_are_not_reused(root, tmp_path):
     out, task = tmp_path / "r.jsonl", TASKS["cifar10"]
-    (shipped,) = evaluate(colour_model(), [task], settings(root), out)
+    (shipped,) = evaluate(color_model(), [task], settings(root), out)
     moved = (*NAMES[1:], NAMES[0])
-    (own,) = evaluate(colour_model(), [task], settings(root, names=moved, templates=("{} it is",)), out)
+    (own,) = evaluate(color_model(), [task], settings(root, names=moved, templates=("{} it is",)), out)
     assert own.main == sum(label == (shown - 1) % 6 for label, shown in zip(LABELS, SHOWN, strict=True)) / 12
     assert own.note.startswith("own prompts ")
-    (again,) = evaluate(colour_model(), [task], settings(root), out)
+    (again,) = evaluate(color_model(), [task], settings(root), out)
     assert (again.main, again.note) == (shipped.main, None)
-    (refused,) = evaluate(colour_model(), [task], settings(root, names=("red",)), out)
+    (refused,) = evaluate(color_model(), [task], settings(root, names=("red",)), out)
     assert "Expected 6 class names for cifar10, as its labels have, got 1 after --classes" in refused.missing
 
 
@@ -240,7 +240,7 @@ def test_bad_samples_are_counted_named_and_left_out(tmp_path, caplog):
     good = {"png": (folder / "test/0.tar").read_bytes()[512:600], "cls": b"1"}
     write_tar(folder / "test/2.tar", [good, {"cls": b"1"}, {"png": b"x", "cls": b"9"}, {"png": b"x", "cls": b"one"}])
     (folder / "test/nshards.txt").write_text("3\n")
-    (result,) = evaluate(colour_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
+    (result,) = evaluate(color_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
     assert result.samples == 12
     assert sum(result.bad.values()) == 4
     assert set(result.bad) >= {"no image", "label outside the classes", "unreadable (ValueError)"}
@@ -262,7 +262,7 @@ def test_a_damaged_set_is_one_sentence_beside_the_others(tmp_path, damage, messa
     damage(write_image_set(tmp_path, TASKS["cifar10"], LABELS, SHOWN))
     write_task(tmp_path, TASKS["stl10"])
     tasks = chosen_tasks(None, ["cifar10", "stl10"])
-    damaged, other = evaluate(colour_model(), tasks, settings(tmp_path), tmp_path / "r.jsonl")
+    damaged, other = evaluate(color_model(), tasks, settings(tmp_path), tmp_path / "r.jsonl")
     assert re.search(message, damaged.missing)
     assert damaged.metrics == {}
     assert other.main == 0.75
@@ -270,7 +270,7 @@ def test_a_damaged_set_is_one_sentence_beside_the_others(tmp_path, damage, messa
 
 def test_missing_groups_are_one_sentence(tmp_path):
     write_image_set(tmp_path, TASKS["wilds/fmow"], LABELS, SHOWN)
-    (result,) = evaluate(colour_model(), [TASKS["wilds/fmow"]], settings(tmp_path), tmp_path / "r.jsonl")
+    (result,) = evaluate(color_model(), [TASKS["wilds/fmow"]], settings(tmp_path), tmp_path / "r.jsonl")
     assert "a .npy file with the group of each sample of wilds/fmow" in result.missing
 
 
@@ -279,21 +279,20 @@ def test_missing_groups_are_one_sentence(tmp_path):
 def test_rows_of_winogavil_may_hold_their_images(root, results, tmp_path, column, saved):
     task, key = TASKS["misc/winogavil"], "misc/winogavil"
     rows = [
-        {**cue, column: [{"bytes": picture(*_colour(name)), "path": None} for name in cue["candidates"]]}
-        for cue in CUES
+        {**cue, column: [{"bytes": picture(*_color(name)), "path": None} for name in cue["candidates"]]} for cue in CUES
     ]
     if saved == "parquet":
         (tmp_path / task.folder).mkdir()
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / task.folder / "test.parquet")
     else:
         datasets.Dataset.from_list(rows).save_to_disk(tmp_path / task.folder)
-    (result,) = evaluate(colour_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
+    (result,) = evaluate(color_model(), [task], settings(tmp_path), tmp_path / "r.jsonl")
     assert result.metrics == pytest.approx(results[key].metrics)
 
 
-def _colour(name):
-    colour, _, seed = name.partition("-")
-    return colour, int(seed)
+def _color(name):
+    color, _, seed = name.partition("-")
+    return color, int(seed)
 
 
 def test_cues_begin_with_an_article():
@@ -301,7 +300,7 @@ def test_cues_begin_with_an_article():
 
 
 def test_retrieval_in_training_has_the_commands_recalls(root):
-    model, task = colour_model(wrong=("blue",)), TASKS["retrieval/urban1k"]
+    model, task = color_model(wrong=("blue",)), TASKS["retrieval/urban1k"]
     metrics, found = retrieval(model, root / task.folder, Loading(2, 0))
     texts = model.encode_texts([text for name in NAMES[:5] for text in (f"a {name} square", f"it is {name}")])
     evaluation, images = RetrievalEvaluation(), torch.arange(5)
@@ -323,24 +322,24 @@ def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypa
     folder = write_image_set(tmp_path, task, LABELS, LABELS)
     out, options = tmp_path / "r.jsonl", {"cache": tmp_path / "cache", "k": 1}
     protocols = ("zero_shot", "linear_probe", "knn")
-    missing = evaluate(colour_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
+    missing = evaluate(color_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
     assert [result.missing is None for result in missing] == [True, False, False]
     write_image_set(tmp_path, task, LABELS * 2, LABELS * 2, split="train")
-    found = evaluate(colour_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
+    found = evaluate(color_model(), [task], settings(tmp_path, protocols=protocols, **options), out)
     assert {result.protocol: result.main for result in found} == {"zero_shot": 1.0, "linear_probe": 1.0, "knn": 1.0}
     for file in (folder / "train").glob("*.tar"):
         size = file.stat().st_size
         file.write_bytes(b"x" * size)
-    again = evaluate(colour_model(), [task], settings(tmp_path, protocols=("knn",), **options), tmp_path / "2.jsonl")
+    again = evaluate(color_model(), [task], settings(tmp_path, protocols=("knn",), **options), tmp_path / "2.jsonl")
     assert again[0].main == 1.0
 
 
-def with_non_finite_features(model, colour):
-    """The model, with a feature that is NaN for images of a colour."""
+def with_non_finite_features(model, color):
+    """The model, with a feature that is NaN for images of a color."""
 
     def images(pixels):
         features = model.images(pixels)
-        shown = 2 * torch.tensor(COLOURS[colour]) / 255 - 1
+        shown = 2 * torch.tensor(COLORS[color]) / 255 - 1
         return features.masked_fill((features - shown).abs().amax(1, keepdim=True) < 0.3, torch.nan)
 
     return replace(model, images=images)
@@ -350,14 +349,14 @@ def test_an_image_with_a_non_finite_feature_is_wrong_by_every_metric(tmp_path):
     keys = ["cifar10", "vtab/pets", "wilds/iwildcam", "fairness/fairface", "misc/winogavil"]
     for key in keys[:3]:
         write_image_set(tmp_path, TASKS[key], [0, 0, 1, 2], [0, 0, 1, 2], None)
-    names = [f"{name}:{colour}" for name in ("race", "gender", "age") for colour in ("green", "blue")]
+    names = [f"{name}:{color}" for name in ("race", "gender", "age") for color in ("green", "blue")]
     templates = [f"{name}:a {{c}} one" for name in ("race", "gender", "age")]
     # The third label is of race, in which any predicted class but the second is right for the last.
     faces = [[0, 0, 0, 1], [0, 0, 0, 1]]
     write_image_set(tmp_path, TASKS[keys[3]], [None] * 2, [0, 1], faces, names, templates)
     candidates = [*(f"red-{number}" for number in range(9)), "green-1"]
     write_winogavil(tmp_path, TASKS[keys[4]], [{"cue": "green", "candidates": candidates, "associations": ["green-1"]}])
-    model, tasks = with_non_finite_features(colour_model(), "red"), [TASKS[key] for key in keys]
+    model, tasks = with_non_finite_features(color_model(), "red"), [TASKS[key] for key in keys]
     cifar, pets, camera, faces, cues = (
         dict(r.metrics) for r in evaluate(model, tasks, settings(tmp_path), tmp_path / "r")
     )
@@ -372,7 +371,7 @@ def test_training_images_with_a_non_finite_feature_take_no_part(tmp_path):
     task, protocols = TASKS["cifar10"], ("linear_probe", "knn")
     write_image_set(tmp_path, task, LABELS, LABELS)
     write_image_set(tmp_path, task, LABELS, LABELS, split="train")
-    model = with_non_finite_features(colour_model(), "yellow")
+    model = with_non_finite_features(color_model(), "yellow")
     found = evaluate(model, [task], settings(tmp_path, protocols=protocols, k=1), tmp_path / "r.jsonl")
     assert [result.main for result in found] == [11 / 12] * 2  # all but the yellow one
 
@@ -382,7 +381,7 @@ def test_training_images_with_a_non_finite_feature_take_no_part(tmp_path):
 
 def test_one_set_is_one_row_and_sets_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     write_task(tmp_path / "sets", TASKS["cifar10"])
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: colour_model())
+    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: color_model())
     ran = run("evaluate", "--model", "c", "--root", tmp_path / "sets", "--out", tmp_path / "r.jsonl", "--num_workers=0")
     assert ran.status == 0, ran.err
     assert [line.split(" |")[0] for line in ran.out.splitlines() if "zero_shot |" in line] == ["| CIFAR-10"]

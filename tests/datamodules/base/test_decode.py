@@ -98,7 +98,7 @@ def test_one_bit_and_grey_alpha_images():
 
 
 def test_animation_gives_its_first_frame():
-    frames = [Image.new("RGB", (8, 8), colour) for colour in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
+    frames = [Image.new("RGB", (8, 8), color) for color in ((255, 0, 0), (0, 255, 0), (0, 0, 255))]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
     assert np.asarray(decode(data))[0, 0].tolist() == [255, 0, 0]
 

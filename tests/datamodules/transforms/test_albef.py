@@ -28,7 +28,7 @@ def image():
 
 
 def warp(image, inverse):
-    """Each output pixel from the linear interpolation at `inverse(x, y)`; pixel centres have whole coordinates."""
+    """Each output pixel from the linear interpolation at `inverse(x, y)`; pixel centers have whole coordinates."""
     source = np.asarray(image).astype(float)
     height, width, _ = source.shape
     out = np.full_like(source, FILL)
@@ -140,11 +140,11 @@ def test_each_operation_is_drawn_equally_often_and_skipped_half_the_time(image, 
 
 
 def test_unknown_operation_is_named():
-    with pytest.raises(UserError, match=r"got \['Colour'\]"):
-        ALBEFRandAugment(operations=["Colour", "Rotate"])
+    with pytest.raises(UserError, match=r"got \['Color'\]"):
+        ALBEFRandAugment(operations=["Color", "Rotate"])
 
 
-def test_eval_transform_resizes_to_a_square_and_normalises(image):
+def test_eval_transform_resizes_to_a_square_and_normalizes(image):
     found = ALBEFEvalTransform(16)(image)
     resized = np.asarray(image.resize((16, 16), Image.Resampling.BICUBIC)).astype(np.float32) / 255
     expected = (resized - np.array(CLIP_MEAN)) / np.array(CLIP_STD)

@@ -57,7 +57,7 @@ def test_draws_are_those_of_the_seed_alone():
 
 def test_a_quarter_of_the_images_lose_a_rectangle_to_noise():
     transform = ProbeTrainTransform(24, scale=(1.0, 1.0), horizontal_flip=0.0, rand_augment="rand-m0-n0")
-    plain = Image.new("RGB", (24, 24), tuple(round(255 * value) for value in IMAGENET_MEAN))  # about zero, normalised
+    plain = Image.new("RGB", (24, 24), tuple(round(255 * value) for value in IMAGENET_MEAN))  # about zero, normalized
     found = [drawn(transform, seed, plain).abs() > 0.02 for seed in range(1000)]
     erased = [pixels for pixels in found if pixels.any()]
     assert len(erased) == pytest.approx(250, abs=4 * math.sqrt(1000 * 0.25 * 0.75))

@@ -123,7 +123,7 @@ DATA = {
         folder, eval_transform=CLIPEvalTransform(SIZE, OWN["mean"], OWN["std"], "bilinear")
     ),
     "reinforced": reinforced,
-    "reinforced, normalised": lambda folder: reinforced(folder, image_mean=OWN["mean"], image_std=OWN["std"]),
+    "reinforced, normalized": lambda folder: reinforced(folder, image_mean=OWN["mean"], image_std=OWN["std"]),
 }
 
 

@@ -72,7 +72,7 @@ def test_a_bounded_number_of_rows_unmasks_what_does_not_fit():
     assert (masked.input_ids == MASK).sum() == 5
 
 
-def test_mlm_equals_a_slow_reference_and_ignores_unlabelled_rows():
+def test_mlm_equals_a_slow_reference_and_ignores_unlabeled_rows():
     torch.manual_seed(0)
     logits, teacher = torch.randn(2, 6, 9, dtype=torch.float64)
     labels = torch.tensor([3, -100, 0, 8, -100, 2])

@@ -24,15 +24,15 @@ CONFIGS = ROOT / "configs/clip/finetune.yaml", ROOT / "configs/clip/lora.yaml"
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model and pairs: plain images, whose captions say which colour they have."""
+    """A model and pairs: plain images, whose captions say which color they have."""
     folder = tmp_path_factory.mktemp("finetune")
     write_published(folder / "model")
     (folder / "images").mkdir()
     draw, rows = random.Random(0), []
     for number in range(40):
-        colour = tuple(draw.choice((0, 120, 255)) for _ in range(3))
-        Image.new("RGB", (40, 36), colour).save(folder / f"images/{number}.png")
-        rows.append((f"images/{number}.png", " ".join(("dark", "half", "full")[part // 100] for part in colour)))
+        color = tuple(draw.choice((0, 120, 255)) for _ in range(3))
+        Image.new("RGB", (40, 36), color).save(folder / f"images/{number}.png")
+        rows.append((f"images/{number}.png", " ".join(("dark", "half", "full")[part // 100] for part in color)))
     for name, part in (("pairs", rows[:32]), ("held_out", rows[32:])):
         with (folder / f"{name}.csv").open("w", newline="") as file:
             csv.writer(file).writerows([("image", "caption"), *part])
@@ -107,11 +107,11 @@ def test_the_guard_of_the_page_is_in_the_table_of_what_was_gained_and_forgotten(
     monkeypatch.chdir(tmp_path)
     page = (ROOT / "docs/methods/clip.md").read_text()
     Path("guard.yaml").write_text(page.partition("```yaml\n# guard.yaml\n")[2].partition("```")[0])
-    for name, colour in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
+    for name, color in (("red", (255, 0, 0)), ("blue", (0, 0, 255))):
         folder = tmp_path / "guard/val" / name
         folder.mkdir(parents=True)
         for number in range(3):
-            Image.new("RGB", (40, 36), colour).save(folder / f"{number}.png")
+            Image.new("RGB", (40, 36), color).save(folder / f"{number}.png")
     done = fit(files, "--config=guard.yaml", "--trainer.max_epochs=2", "--model.optim.learning_rate=1e-2")
     assert done.status == 0, done.err
     table = {line.split()[0]: line.split()[1:] for line in done.out.splitlines() if line.startswith("val/")}

@@ -168,13 +168,13 @@ def test_a_full_stop_ends_a_caption_with_stop_at_period(arguments):
     network = module.language_model.network
     forward, calls = network.forward, []
 
-    def favours(*args, **options):
+    def favors(*args, **options):
         out = forward(*args, **options)
         calls.append(None)
         out.logits[..., stop if len(calls) % 3 == 2 else [11]] += 1e4
         return out
 
-    network.forward = favours
+    network.forward = favors
     with_stop = module(embedding(0)[None].double())[0]
     assert with_stop.count(".") == 4  # twelve tokens
     module.generation = dataclasses.replace(module.generation, stop_at_period=True)

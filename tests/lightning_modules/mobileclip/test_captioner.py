@@ -503,7 +503,7 @@ def test_models_of_transformers(saved):
     images = [Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)) for _ in range(2)]
     batch = torch.stack([pickle.loads(pickle.dumps(model.transform))(image) for image in images])
     assert batch.shape == (2, 3, 32, 32)
-    assert -1.01 < batch.min() < -0.5 < 0.5 < batch.max() < 1.01  # normalised
+    assert -1.01 < batch.min() < -0.5 < 0.5 < batch.max() < 1.01  # normalized
 
     torch.manual_seed(3)
     found = model(batch, [1, 2])

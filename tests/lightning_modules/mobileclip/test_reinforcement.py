@@ -213,7 +213,7 @@ def test_teachers_with_equal_inputs_share_a_view(folders):
     assert three.views == [(SIZE, "bicubic"), (24, "bilinear")]
     pairs = originals()
     record = predicted(three, batch_for(three, pairs)).records[12]
-    images, words = alone(folders, pairs[2], [CAPTIONS[2], *SYNTHETIC[2]])  # normalised in three ways
+    images, words = alone(folders, pairs[2], [CAPTIONS[2], *SYNTHETIC[2]])  # normalized in three ways
     close(embeddings(record), torch.cat([images, words]))
 
 

@@ -8,7 +8,7 @@ from vlightning.common.errors import UserError
 from vlightning.lightning_modules.shre.image_classifier import ClassificationHead
 
 
-def test_logits_are_a_linear_function_of_the_normalised_mean_of_the_patches():
+def test_logits_are_a_linear_function_of_the_normalized_mean_of_the_patches():
     torch.manual_seed(0)
     probe, tokens = ClassificationHead(6, 4).double(), torch.randn(3, 5, 6, dtype=torch.float64)
     with torch.no_grad():

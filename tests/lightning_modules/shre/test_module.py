@@ -324,15 +324,15 @@ def test_features_of_both_spaces_are_concatenated():
 def test_images_are_classified_by_texts_in_the_chosen_space_and_by_logits(features):
     """Cosines with the names of the classes, and the model's own classes, one image at a time."""
     module = tiny_shre(**WORDS, num_classes=40, evaluation={"features": features})
-    labelled = ShapeClassesDataModule(eval_length=60, image_size=16, batch_size=8, seed=0)
-    callbacks = [ZeroShotClassification(labelled, templates=["a {}"]), OwnClassification(labelled)]
+    labeled = ShapeClassesDataModule(eval_length=60, image_size=16, batch_size=8, seed=0)
+    callbacks = [ZeroShotClassification(labeled, templates=["a {}"]), OwnClassification(labeled)]
     trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, callbacks=callbacks)
     pairs = data()
     trainer.validate(module, pairs, verbose=False)
-    rows = [row for batch in labelled.val_dataloader() for row in zip(batch["image"], batch["label"], strict=True)]
+    rows = [row for batch in labeled.val_dataloader() for row in zip(batch["image"], batch["label"], strict=True)]
     place = {"h2": 0, "h3": 2}[features]
     with torch.no_grad():
-        texts = pairs.encoder()([f"a {name}" for name in labelled.class_names])
+        texts = pairs.encoder()([f"a {name}" for name in labeled.class_names])
         names = F.normalize(module.student.encode_text(**texts)[place])
         results = [(module.student.encode_image(image[None]), int(label)) for image, label in rows]
     by_text = [int((names @ found[place][0]).argmax()) == label for found, label in results]

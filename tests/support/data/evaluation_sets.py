@@ -14,7 +14,7 @@ from PIL import Image
 from vlightning.commands.evaluate.model import ImageTextModel
 from vlightning.commands.evaluate.tasks import Task
 
-COLOURS = {
+COLORS = {
     "red": (255, 0, 0),
     "green": (0, 255, 0),
     "blue": (0, 0, 255),
@@ -23,11 +23,11 @@ COLOURS = {
     "yellow": (255, 255, 0),
 }
 TEMPLATES = ["a photo of a {c} square.", "a {c} thing"]
-NAMES = list(COLOURS)
+NAMES = list(COLORS)
 LABELS = [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4, 0]
-SHOWN = [0, 1, 2, 3, 4, 5, 0, 1, 3, 3, 0, 1]  # colours of the images, which a model of colours takes for their classes
+SHOWN = [0, 1, 2, 3, 4, 5, 0, 1, 3, 3, 0, 1]  # colors of the images, which a model of colors takes for their classes
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 5, 5]
-OBJECTS = [f"{colour}-{seed}" for seed in range(2) for colour in COLOURS]
+OBJECTS = [f"{color}-{seed}" for seed in range(2) for color in COLORS]
 CUES = [
     {"cue": "Red", "candidates": OBJECTS[:5], "associations": ["red-0"]},
     {"cue": "blue", "candidates": OBJECTS, "associations": ["blue-0", "blue-1"]},
@@ -36,9 +36,9 @@ CUES = [
 FACES = [[place % 2, place // 2 % 2, place % 3, int(place % 3 != 1)] for place in range(len(SHOWN))]
 """Age, gender, race, and whether the race is another than white."""
 FACE_NAMES = [
-    *(f"race:{colour}" for colour in ("green", "red", "blue")),
-    *(f"gender:{colour}" for colour in ("red", "blue")),
-    *(f"age:{colour}" for colour in ("black", "white")),
+    *(f"race:{color}" for color in ("green", "red", "blue")),
+    *(f"gender:{color}" for color in ("red", "blue")),
+    *(f"age:{color}" for color in ("black", "white")),
     *(f"toxic:{person}" for person in ["green"] * 14 + ["blue"] * 4 + ["black"] * 3),
 ]
 
@@ -59,10 +59,10 @@ def write_task(root, task: Task):
         write_image_set(root, task, [None] * len(SHOWN), SHOWN, FACES, FACE_NAMES, templates)
 
 
-def picture(colour, seed=0, kind="PNG"):
-    """An encoded image of 8 x 8 pixels of a colour, with noise."""
+def picture(color, seed=0, kind="PNG"):
+    """An encoded image of 8 x 8 pixels of a color, with noise."""
     noise = np.random.default_rng(seed).integers(-20, 21, (8, 8, 3))
-    pixels = (np.array(COLOURS[colour]) + noise).clip(0, 255).astype(np.uint8)
+    pixels = (np.array(COLORS[color]) + noise).clip(0, 255).astype(np.uint8)
     content = io.BytesIO()
     Image.fromarray(pixels).save(content, kind)
     return content.getvalue()
@@ -91,7 +91,7 @@ def write_image_set(root, task: Task, labels, shown=None, metadata=None, names=N
         root: The folder of the sets.
         task: The task.
         labels: The label of each image; None for none.
-        shown: The colour of each image, by number; by default that of its label.
+        shown: The color of each image, by number; by default that of its label.
         metadata: The numbers beside each image.
         names: Class names.
         templates: Prompts.
@@ -99,14 +99,14 @@ def write_image_set(root, task: Task, labels, shown=None, metadata=None, names=N
     """
     folder = Path(root) / task.folder
     (folder / split).mkdir(parents=True, exist_ok=True)
-    names = names or list(COLOURS)
+    names = names or list(COLORS)
     (folder / "classnames.txt").write_text("\n".join(names) + "\n")
     (folder / "zeroshot_classification_templates.txt").write_text("\n".join(templates or TEMPLATES) + "\n")
     shown = labels if shown is None else shown
     samples = []
-    for number, (label, colour) in enumerate(zip(labels, shown, strict=True)):
+    for number, (label, color) in enumerate(zip(labels, shown, strict=True)):
         kind = ("png", "webp", "jpg")[number % 3]
-        encoded = picture(list(COLOURS)[colour], number, {"jpg": "JPEG"}.get(kind, kind.upper()))
+        encoded = picture(list(COLORS)[color], number, {"jpg": "JPEG"}.get(kind, kind.upper()))
         members = {kind: encoded} | ({} if label is None else {"cls": str(label).encode()})
         samples.append(members | ({} if metadata is None else {"npy": array(metadata[number])}))
     shards = [samples[: len(samples) // 2], samples[len(samples) // 2 :]]
@@ -116,47 +116,47 @@ def write_image_set(root, task: Task, labels, shown=None, metadata=None, names=N
     return folder
 
 
-def write_retrieval(root, task: Task, colours, captions=("a {} square", "it is {}")):
-    """Write a table of images with captions, in which `{}` is the colour and `{n}` the row."""
+def write_retrieval(root, task: Task, colors, captions=("a {} square", "it is {}")):
+    """Write a table of images with captions, in which `{}` is the color and `{n}` the row."""
     folder = Path(root) / task.folder
     folder.mkdir(parents=True)
     rows = [
         {
-            "image": {"bytes": picture(colour, seed), "path": None},
-            "caption": [caption.format(colour, n=seed) for caption in captions],
+            "image": {"bytes": picture(color, seed), "path": None},
+            "caption": [caption.format(color, n=seed) for caption in captions],
         }
-        for seed, colour in enumerate(colours)
+        for seed, color in enumerate(colors)
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "test-00000-of-00001.parquet")
 
 
 def write_winogavil(root, task: Task, rows):
-    """Write rows of cue, candidates and associations, all of them colours with a number after them."""
+    """Write rows of cue, candidates and associations, all of them colors with a number after them."""
     folder = Path(root) / task.folder
     (folder / "images").mkdir(parents=True)
     for name in {name for row in rows for name in row["candidates"]}:
-        colour, _, seed = name.partition("-")
-        (folder / "images" / f"{name}.jpg").write_bytes(picture(colour, int(seed), "JPEG"))
+        color, _, seed = name.partition("-")
+        (folder / "images" / f"{name}.jpg").write_bytes(picture(color, int(seed), "JPEG"))
     (folder / f"{folder.name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_negatives(root, task: Task, rows):
-    """Write rows of image (colour), caption and negative."""
+    """Write rows of image (color), caption and negative."""
     folder = Path(root) / task.folder
     folder.mkdir(parents=True)
     lines = []
-    for number, (colour, caption, negative) in enumerate(rows):
-        (folder / f"{number}.png").write_bytes(picture(colour, number))
+    for number, (color, caption, negative) in enumerate(rows):
+        (folder / f"{number}.png").write_bytes(picture(color, number))
         lines.append(json.dumps({"image": f"{number}.png", "caption": caption, "negative": negative}))
     (folder / f"{folder.name}.jsonl").write_text("\n".join(lines))
 
 
-def colour_model(name="colours", wrong=()):
-    """A model whose features are the mean colour, of the image and of the colours named in a text.
+def color_model(name="colors", wrong=()):
+    """A model whose features are the mean color, of the image and of the colors named in a text.
 
     Args:
         name: Name of the model.
-        wrong: Colours that it takes for green in texts.
+        wrong: Colors that it takes for green in texts.
     """
     network = torch.nn.Linear(1, 1)
 
@@ -169,8 +169,8 @@ def colour_model(name="colours", wrong=()):
     def texts(given):
         found = []
         for text in given:
-            colours = [colour for colour in COLOURS if colour in text.lower()] or ["white"]
-            values = [COLOURS["green" if colour in wrong else colour] for colour in colours]
+            colors = [color for color in COLORS if color in text.lower()] or ["white"]
+            values = [COLORS["green" if color in wrong else color] for color in colors]
             found.append(torch.tensor(values, dtype=torch.float32).mean(0) / 127.5 - 1 + 1e-3)
         return torch.stack(found)
 

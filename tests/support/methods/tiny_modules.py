@@ -15,7 +15,7 @@ DIM = 4
 
 
 class Student(LightningModule):
-    """Trains `student` by SGD on random targets; `teacher` starts as a copy. Tests override other behaviour."""
+    """Trains `student` by SGD on random targets; `teacher` starts as a copy. Tests override other behavior."""
 
     def __init__(self, network: nn.Module | None = None, **pair: Any) -> None:
         super().__init__()
