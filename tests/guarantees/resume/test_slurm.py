@@ -7,7 +7,7 @@ import pytest
 
 from support.runs.forked import VLIGHTNING, run_ranks
 from support.runs.resume import assert_same_checkpoints
-from support.runs.slurm_cluster import missing, slurm_cluster, wait_for
+from support.runs.slurm_cluster import missing, slurm_cluster
 
 ROOT = Path(__file__).resolve().parents[3]
 SLURM = ROOT / "configs/slurm"
@@ -29,12 +29,19 @@ MODEL = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
+def running_cluster():
     reason = missing()
     if reason:
         pytest.skip(f"no SLURM: {reason}")
     with slurm_cluster() as running:
         yield running
+
+
+@pytest.fixture
+def cluster(running_cluster):
+    """The cluster with an empty queue: the jobs of a test that fails must not hold the nodes of the next."""
+    yield running_cluster
+    running_cluster.cancel_all()
 
 
 def training(processes):
@@ -90,7 +97,7 @@ def assert_goes_on(cluster, folder, job, whole, signal):
 def test_a_job_on_two_nodes_is_requeued_by_the_signal_and_resumes(cluster, tmp_path):
     words = ("--nodes=2", *SMALL_NODES, SLURM / "many_nodes.sh", *training(processes=2))
     job = cluster.submit(words, tmp_path)
-    wait_for(last_checkpoint(tmp_path, job).exists)
+    cluster.wait_for_file(last_checkpoint(tmp_path, job), job, tmp_path)
     cluster.run("scancel", "--signal=USR1", job)
     log = assert_goes_on(cluster, tmp_path, job, uninterrupted(tmp_path / "whole", 2), "SIGUSR1")
     assert f"Requeued the SLURM job {job}." in log
@@ -109,7 +116,7 @@ def test_preempted_jobs_are_requeued_and_resume(cluster, tmp_path):
         for partition, node in (("graceful", "n1"), ("at_once", "n2"))
     ]
     for job in jobs:
-        wait_for(last_checkpoint(tmp_path, job).exists)
+        cluster.wait_for_file(last_checkpoint(tmp_path, job), job, tmp_path)
     for node in ("n1", "n2"):
         cluster.submit(("--partition=urgent", f"--nodelist={node}", "--wrap=true"), tmp_path)
     whole = uninterrupted(tmp_path / "whole", 1)

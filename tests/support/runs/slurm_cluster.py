@@ -26,6 +26,8 @@ from support.project.system_packages import find
 PROGRAMS = ("sbatch", "scancel", "scontrol", "sinfo", "slurmctld", "slurmd", "squeue", "srun", "munged")
 Found = TypeVar("Found")
 NODES = ("n1", "n2")
+# Of a job that starts in some 30 seconds on two idle cores: other tests run beside it, and machines differ.
+WAIT_SECONDS = 600
 # Nodes of one core each. A requeued job waits for as long as a credential lives, and then for the scheduler. Jobs in
 # `urgent` pre-empt the others.
 CONFIG = """\
@@ -100,7 +102,23 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait(self, job: int, state: str, seconds: float = 240) -> dict[str, str]:
+    def wait_for_file(self, path: Path, job: int, folder: Path) -> None:
+        """Wait until a running job has written a file; a timeout's error shows the job, the queue and the job's log."""
+        try:
+            wait_for(path.exists)
+        except TimeoutError as error:
+            log = folder / f"slurm-{job}.out"
+            error.add_note(str(self.show(job)))
+            error.add_note(self.run("squeue"))
+            error.add_note(log.read_text() if log.exists() else "The job has written no log.")
+            raise
+
+    def cancel_all(self) -> None:
+        """Cancel every job, and wait until the queue is empty."""
+        self.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
+        wait_for(lambda: not self.run("squeue", "--noheader"), 60)
+
+    def wait(self, job: int, state: str, seconds: float = WAIT_SECONDS) -> dict[str, str]:
         """Until the job is in a state; one that ends otherwise is an error at once."""
 
         def reached() -> dict[str, str] | None:
@@ -113,7 +131,7 @@ class Cluster:
         return wait_for(reached, seconds)
 
 
-def wait_for(look: Callable[[], Found | None], seconds: float = 240) -> Found:
+def wait_for(look: Callable[[], Found | None], seconds: float = WAIT_SECONDS) -> Found:
     """Wait until `look` returns a value, and return it.
 
     Raises:
@@ -157,7 +175,7 @@ def slurm_cluster() -> Iterator[Cluster]:
                 wait_for((folder / "munge.sock").exists, 30)
         for node in NODES:
             stack.enter_context(_running(["slurmd", "-D", "-N", node], cluster))
-        stack.callback(_cancel_all, cluster)
+        stack.callback(cluster.cancel_all)  # a step's processes outlive the daemons
         try:
             wait_for(lambda: _is_up(cluster), 60)
         except TimeoutError as error:
@@ -193,12 +211,6 @@ def _is_up(cluster: Cluster) -> bool:
             f"{node} idle" for node in NODES
         }
     return False
-
-
-def _cancel_all(cluster: Cluster) -> None:
-    """A step's processes outlive the daemons."""
-    cluster.run("scancel", "--user", pwd.getpwuid(os.getuid()).pw_name)
-    wait_for(lambda: not cluster.run("squeue", "--noheader"), 60)
 
 
 def _free_ports(count: int) -> list[int]:
