@@ -38,3 +38,14 @@ def pytest_collection_modifyitems(config, items):
 def pytest_collection_finish():
     gc.freeze()  # a collection would go through what is imported, a second each time
     atexit.register(gc.unfreeze)  # or triton reports leaks
+
+
+@pytest.fixture(autouse=True)
+def ranks_of_the_environment():
+    """Remove the ranks that a `Trainer` leaves in the environment, which the next test's processes would inherit."""
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    yield
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from jsonargparse import Namespace
+from lightning.pytorch.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from ...common.errors import UserError
@@ -304,7 +305,12 @@ def _version_folder(version: int | str) -> str:
 
 
 def _is_first_process() -> bool:
-    """Return whether this process is the first of the run."""
+    """Return whether this process is the first of the run.
+
+    In a job of SLURM the rank is SLURM's: `LOCAL_RANK` of the shell that submits a job reaches every process of it.
+    """
+    if SLURMEnvironment.detect() and not TorchElasticEnvironment.detect():
+        return SLURMEnvironment().global_rank() == 0
     return getattr(rank_zero_only, "rank", 0) == 0 and all(
         os.environ.get(name, "0") == "0" for name in ("NODE_RANK", "GROUP_RANK", "LOCAL_RANK")
     )

@@ -83,6 +83,7 @@ class Cluster:
             "MASTER_ADDR": "127.0.0.1",
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
             "OMP_NUM_THREADS": "1",
+            "LOCAL_RANK": "0",  # of a shell that another training has left, which `sbatch` hands on to all processes
         }
 
     def run(self, *words: object, folder: Path | None = None) -> str:
