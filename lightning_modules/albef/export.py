@@ -1,6 +1,6 @@
 """Export of ALBEF checkpoints in the authors' layout, in that of transformers, and as programs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +42,14 @@ def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target
         save_transformers(module, record, target, tokenizer)
         return f"Wrote {target} with the encoders for transformers, {note}; {described(record)}."
     name = "pre-training layout" if content["hyper_parameters"].get("mlm", True) else "retrieval layout"
-    return write_official(cls, save_official, name, content, source, target)
+    return write_official(cls, name, content, source, target)
 
 
-def write_official(
-    cls: type[Any],
-    save: Callable[[Any, str], None],
-    name: str,
-    content: Mapping[str, Any],
-    source: str,
-    target: str,
-) -> str:
+def write_official(cls: type[Any], name: str, content: Mapping[str, Any], source: str, target: str) -> str:
     """Write the model of a checkpoint in a layout of the authors, and return a sentence that names it.
 
     Args:
         cls: class of the module.
-        save: writes a module to a file.
         name: name of the layout.
         content: the checkpoint.
         source: description of the checkpoint for messages.
@@ -69,5 +61,5 @@ def write_official(
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source)
     if Path(target).is_dir():
         raise UserError(f"Expected the name of a new file, such as albef.pth, got the folder {target!r}: name a file.")
-    save(module, target)
+    save_official(module, target)
     return f"Wrote {target} in the authors' {name}; {described(recorded_preprocessing(content))}."

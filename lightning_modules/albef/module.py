@@ -32,13 +32,14 @@ from ..core.precision import at_least_float32
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
+from ..evaluation.retrieval import RetrievalEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
 from .export import LAYOUTS, write_layout
-from .grounding import GroundingSettings, evaluation_of, grounding_maps
+from .grounding import GroundingEvaluation, GroundingSettings, grounding_maps
 from .itc import image_text_contrast, teacher_keys
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modeling
@@ -118,7 +119,11 @@ class ALBEFModule(Method):
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
         self.image_queue = FeatureQueue(*queue)
         self.text_queue = FeatureQueue(*queue)
-        self.evaluation = evaluation_of(self.grounding, match_equal_texts, self.rerank)
+        self.evaluation = (
+            GroundingEvaluation(self.grounding)
+            if self.grounding.evaluate
+            else RetrievalEvaluation(match_equal_texts, self.rerank)
+        )
         copy_student(self.student, self.teacher)
         if not contrast.itc:  # then no loss trains these
             for untrained in (self.student.vision_proj, self.student.text_proj, self.temperature):
@@ -269,9 +274,9 @@ class ALBEFModule(Method):
         )
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""
-        tied = initial_weights.tied_names(state)
-        return {name: tensor for name, tensor in state.items() if name not in tied and not name.startswith(QUEUES)}
+        """Return the state without second names of tied tensors, and without queues, which only training uses."""
+        untied = initial_weights.without_tied(state)
+        return {name: tensor for name, tensor in untied.items() if not name.startswith(QUEUES)}
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export, or of a checkpoint with its queues."""

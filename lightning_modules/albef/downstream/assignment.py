@@ -23,10 +23,9 @@ from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..itm import forbidden_pairs
 from ..losses import mean_count
 from ..settings import AssignmentOptimSettings, MemorySettings, TextSettings, VisionSettings
-from . import weights as initial_weights
 from .network import AssignmentNetwork
-from .official import double_fusion
 from .task import TaskMethod
+from .weights import TaskWeights, double_fusion
 
 TEMPERATURE = 0.07
 """Divisor of the similarities that negatives are drawn by; the authors', whatever the learned temperature is."""
@@ -134,7 +133,7 @@ class TextAssignmentModule(TaskMethod):
         """Return a clause for each result that depends on how the global batch is divided among the processes."""
         return ["negatives are drawn from the batch of each process"]
 
-    def task_weights(self) -> initial_weights.TaskWeights:
+    def task_weights(self) -> TaskWeights:
         """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
         double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
-        return initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)
+        return TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)

@@ -80,11 +80,6 @@ class TaskNetwork(ImageNetwork):
         return self.fuse(input_ids, attention_mask, *tokens)
 
 
-def class_head(width: int, classes: int) -> nn.Sequential:
-    """Return the authors' head: [B, D] to logits [B, C]."""
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
-
-
 class AssignmentNetwork(TaskNetwork):
     """The networks of text assignment: those for pairs of images, and the frozen projections of the pre-training.
 

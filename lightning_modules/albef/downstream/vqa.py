@@ -27,11 +27,10 @@ from ..settings import (
     TextSettings,
     VQAOptimSettings,
 )
-from . import weights as initial_weights
 from .answers import Answers, Questions, answer_loss, answer_maps, generate_answers, rank_answers, token_logits
 from .network import VQANetwork
-from .official import with_decoder
 from .task import TaskMethod
+from .weights import TaskWeights, with_decoder
 
 
 class VQAModule(TaskMethod):
@@ -208,9 +207,9 @@ class VQAModule(TaskMethod):
         """Return Grad-CAM maps [B, g, g] of what an answer [B, L] to a question [B, Lq] looked at; in eval mode."""
         return answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
-    def task_weights(self) -> initial_weights.TaskWeights:
+    def task_weights(self) -> TaskWeights:
         """Start the decoder from the fusion layers, embeddings and language-model head of a trained ALBEF."""
-        return initial_weights.TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
+        return TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""

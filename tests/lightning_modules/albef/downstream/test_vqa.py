@@ -9,8 +9,8 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule
 from vlightning.lightning_modules import VQAModule
 from vlightning.lightning_modules.albef.downstream.answers import target_positions
-from vlightning.lightning_modules.albef.downstream.official import to_official, with_decoder
-from vlightning.lightning_modules.albef.downstream.weights import TaskWeights
+from vlightning.lightning_modules.albef.downstream.weights import with_decoder
+from vlightning.lightning_modules.albef.official import to_official
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def golden():
 
 
 def build(golden, folder, **arguments):
-    return golden_tasks.built(VQAModule, TaskWeights(new=()), *golden, folder, **arguments)
+    return golden_tasks.built(VQAModule, *golden, folder, **arguments)
 
 
 def training_batch(tensors):
