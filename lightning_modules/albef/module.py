@@ -45,7 +45,7 @@ from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modeling
 from .network import ALBEFNetwork, FusionBert, copy_student
 from .official import QUEUES
-from .schedule import paper_schedule, ramped_alpha, with_decay
+from .schedule import paper_schedule, ramped_alpha
 from .settings import (
     ContrastSettings,
     MemorySettings,
@@ -225,8 +225,11 @@ class ALBEFModule(Method):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return matrices with weight decay and vectors without; the temperature decays on request."""
-        groups = super().parameter_groups()
-        return with_decay(groups, self.temperature) if self.optim.decay_temperature else groups
+        decayed, undecayed = super().parameter_groups()
+        if self.optim.decay_temperature:
+            decayed["params"].insert(0, self.temperature)
+            undecayed["params"] = [each for each in undecayed["params"] if each is not self.temperature]
+        return [decayed, undecayed]
 
     def paper_schedule(self) -> Schedule:
         """Return warm-up and cosine, or the authors' staircase."""
