@@ -24,15 +24,7 @@ LAYOUTS = {
 
 
 def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-    """Write the model of a checkpoint; arguments, result and errors as of `ExportedModule.write_layout`.
-
-    Args:
-        cls: `ALBEFModule`.
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-        target: name of a new file for "albef", else of a new folder.
-        layout: one of `LAYOUTS`.
-    """
+    """Write the model of a checkpoint; arguments, result and errors are those of `ExportedModule.write_layout`."""
     if layout in PROGRAMS:
         return export_encoders(cls, content, source, target, layout)
     if layout == "transformers":
@@ -46,14 +38,9 @@ def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target
 
 
 def write_official(cls: type[Any], name: str, content: Mapping[str, Any], source: str, target: str) -> str:
-    """Write the model of a checkpoint in a layout of the authors, and return a sentence that names it.
+    """Write the model of a checkpoint in a layout of the authors, whose name the result has.
 
-    Args:
-        cls: class of the module.
-        name: name of the layout.
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-        target: name of a new file.
+    The other arguments are those of `ExportedModule.write_layout`.
 
     Raises:
         UserError: If the target is a folder instead of a file, or the checkpoint does not fit the class.

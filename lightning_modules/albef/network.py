@@ -101,12 +101,7 @@ class CrossAttention(nn.Module):
 
 
 class FusionLayer(nn.Module):
-    """A BERT layer with cross-attention between its self-attention and its feed-forward part (all post-norm).
-
-    Args:
-        config: BERT sizes and dropout.
-        image_width: width V of the image tokens.
-    """
+    """A BERT layer with cross-attention between self-attention and feed-forward network (all post-norm)."""
 
     def __init__(self, config: BertConfig, image_width: int) -> None:
         super().__init__()

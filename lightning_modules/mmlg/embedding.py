@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from ...callbacks import AtomicCheckpointIO, ImageEmbeddingWriter, missing_callbacks
 from ...common.errors import UserError
 from ...common.preprocessing import Preprocessing
+from ..base.exported import rebuild
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
 from ..core.trainers import datamodule_of
 from ..networks.published_clip import load_published
-from .students import as_clip, rebuild_student, student_preprocessing
+from .module import MMLGModule
+from .students import as_clip, student_preprocessing
 
 
 class ImageEmbeddingModule(LightningModule):
@@ -128,5 +130,5 @@ def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
     if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_published` reads
         return None
     source = f"the checkpoint {str(path)!r}"
-    student = rebuild_student(content, source)
+    student = rebuild(MMLGModule, content["hyper_parameters"], content["state_dict"], source).student.float().eval()
     return as_clip(student).visual, Preprocessing.from_dict(student_preprocessing(content), source)

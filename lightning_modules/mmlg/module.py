@@ -242,7 +242,7 @@ class MMLGModule(Method):
     @classmethod
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return export(content, source, target, layout)
+        return export(cls, content, source, target, layout)
 
 
 def extraction_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:

@@ -19,10 +19,6 @@ class PairFusionLayer(nn.Module):
     """Two fusion layers, of which the first attends to the first image of a pair, and the second to the second.
 
     Only the key and value projections of cross-attention are shared.
-
-    Args:
-        config: BERT sizes and dropout.
-        image_width: width V of the image tokens.
     """
 
     def __init__(self, config: BertConfig, image_width: int) -> None:

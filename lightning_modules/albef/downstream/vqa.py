@@ -82,7 +82,7 @@ class VQAModule(TaskMethod):
             batch["answer_mask"],
             batch["answer_index"],
             batch["answer_weight"],
-            batch["answer_places"],
+            batch["answer_positions"],
         )
         logits = token_logits(self.student, self._encode(self.student, batch), answers)
         teacher_logits = None
@@ -249,7 +249,7 @@ def example_questions(questions: int, length: int) -> dict[str, Tensor]:
         "answer_mask": torch.ones_like(answer_ids),
         "answer_index": question_index.repeat_interleave(answers_each),
         "answer_weight": torch.ones(len(answer_ids)),
-        "answer_places": torch.arange(len(answer_ids) * predicted_tokens),
+        "answer_positions": torch.arange(len(answer_ids) * predicted_tokens),
     }
 
 

@@ -30,7 +30,7 @@ def training_batch(tensors):
         "answer_mask": mask,
         "answer_index": torch.arange(len(counts)).repeat_interleave(counts),
         "answer_weight": tensors["in.weights"],
-        "answer_places": target_positions(mask),
+        "answer_positions": target_positions(mask),
     }
 
 
