@@ -196,7 +196,9 @@ class ALBEFModule(Method):
     def load_initial_weights(self) -> None:
         """Load `weights` into student and teacher, or `vision.weights` and `text.weights` into both."""
         if self.weights is not None:
-            source = initial_weights.load_trained(self, self.weights)
+            state, source, name_in_source = initial_weights.read_trained(self.weights, self.text.depth)
+            # Without its queues: keys of another model are wrong negatives.
+            source = initial_weights.load_state(self, state, source, queues=False, name_in_source=name_in_source)
         else:
             source = initial_weights.load_encoders(self.student, self.vision, self.text)
             copy_student(self.student, self.teacher)

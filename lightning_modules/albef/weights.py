@@ -2,8 +2,6 @@
 
 import json
 import math
-import pickle
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -18,6 +16,7 @@ from ...callbacks import FeatureQueue
 from ...common.errors import UserError
 from ..core.checkpoints import read_folder
 from ..core.fitting import fill_tied, load_fitting
+from ..networks.classifier_files import read_pickle
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
@@ -177,23 +176,6 @@ def _special_ids(text: TextSettings, folder: Path) -> dict[str, int]:
 # From a trained ALBEF
 
 
-def load_trained(module: Any, source: str) -> str:
-    """Fill student and teacher from a trained ALBEF, without its queues: keys of another model are wrong negatives.
-
-    Args:
-        module: as in `load_state`.
-        source: checkpoint of the authors or of `ALBEFModule`, or the folder of an export.
-
-    Returns:
-        Description of what was loaded and what was not, for a log line.
-
-    Raises:
-        UserError: If the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
-    """
-    state, description, name_in_source = read_trained(source, module.text.depth)
-    return load_state(module, state, description, queues=False, name_in_source=name_in_source)
-
-
 def read_trained(source: str, depth: int) -> tuple[dict[str, Tensor], str, Callable[[str], str]]:
     """Read a trained model of ALBEF's family.
 
@@ -216,7 +198,7 @@ def read_trained(source: str, depth: int) -> tuple[dict[str, Tensor], str, Calla
             "Expected a checkpoint of the authors or of this package, or the folder of an export, got no file or "
             f"folder {source!r}: correct model.weights."
         )
-    content = _read_file(path)
+    content = read_pickle(path)
     if "state_dict" in content:
         return _tensors(content["state_dict"], source), f"the checkpoint {source!r}", str
     official = _tensors(content.get("model", content), source)
@@ -372,23 +354,6 @@ def resize_position_tables(state: dict[str, Tensor], module_state: Mapping[str, 
             state[name] = resize_positions(table, (side, side))
             note = f"positions resized from {patches} to {expected} patches"
     return note
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    """Return the content of a file of `torch.save`, tensors and plain data only."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        if foreign:
-            raise UserError(
-                f"Expected tensors and plain data in {str(path)!r}, got {foreign[1]}: if you trust its origin, load "
-                "it with torch.load(..., weights_only=False) and save its entry 'model' alone."
-            ) from error
-        raise UserError(
-            f"Expected a file of torch.save in {str(path)!r}, got a damaged file or another format: get it again."
-        ) from error
-    return content if isinstance(content, dict) else {}
 
 
 def _tensors(state: Any, source: str) -> dict[str, Tensor]:

@@ -132,13 +132,9 @@ class VQANetwork(ImageNetwork):
     def encode_text(
         self, input_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
     ) -> Tensor:
-        """Encode questions, ids and mask [Q, Lq], with their images: [Q, Lq, D].
+        """Encode questions, ids and mask [Q, Lq], with the tokens [B, N, V] of their images: [Q, Lq, D].
 
-        Args:
-            input_ids: long [Q, Lq].
-            attention_mask: [Q, Lq].
-            image_tokens: [B, N, V].
-            image_index: long [Q], the image of each question; None if question b belongs to image b.
+        `image_index`, long [Q], is the image of each question; None if question b belongs to image b.
         """
         states = self.text_encoder.encode(input_ids, attention_mask)
         return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)

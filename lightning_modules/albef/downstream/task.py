@@ -199,12 +199,13 @@ class ClassificationTask(TaskMethod):
         alpha = self.current_alpha()
         inputs = [batch[name] for name in self.inputs]
         slice_rows = self.memory.micro_batch_size
-        logits = classify(self.student, slice_rows, *inputs)
+        (logits,) = in_slices(lambda *rows: (self.student(*rows),), slice_rows, *inputs)
         loss = F.cross_entropy(logits, batch["label"])
         if self.teacher is not None:
             with torch.no_grad():
-                targets = classify(self.teacher, slice_rows, *inputs).softmax(-1)
-            loss = (1 - alpha) * loss + alpha * soft_cross_entropy(logits.log_softmax(-1), targets).mean()
+                (teacher_logits,) = in_slices(lambda *rows: (self.teacher(*rows),), slice_rows, *inputs)
+            soft = soft_cross_entropy(logits.log_softmax(-1), teacher_logits.softmax(-1)).mean()
+            loss = (1 - alpha) * loss + alpha * soft
         self.log_step(loss, alpha)
         return loss
 
@@ -219,12 +220,3 @@ class ClassificationTask(TaskMethod):
         Texts that the data do not truncate have at most 40 tokens: 30 words, some of several tokens.
         """
         return pair_batch(self, rows, data, self.inputs[2:], longest=40)
-
-
-def classify(network: nn.Module, slice_rows: int | None, *inputs: Tensor) -> Tensor:
-    """Return logits [B, C] of a network's inputs, of which `slice_rows` rows pass at a time; None for all at once."""
-
-    def classify_rows(*rows: Tensor) -> tuple[Tensor]:
-        return (network(*rows),)
-
-    return in_slices(classify_rows, slice_rows, *inputs)[0]

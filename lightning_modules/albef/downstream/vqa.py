@@ -129,11 +129,7 @@ class VQAModule(TaskMethod):
     ) -> Questions:
         """Encode questions, ids and mask [Q, Lq], about images [B, 3, S, S]; each image is encoded once.
 
-        Args:
-            image: [B, 3, S, S].
-            input_ids: long [Q, Lq].
-            attention_mask: [Q, Lq].
-            image_index: long [Q], the image of each question; None if question b belongs to image b.
+        `image_index`, long [Q], is the image of each question; None if question b belongs to image b.
         """
         tokens = self.student.encode_image(image)
         return Questions(self.student.encode_text(input_ids, attention_mask, tokens, image_index), attention_mask)
