@@ -10,7 +10,7 @@ Shapes: B pairs, L text tokens, N image tokens (CLS first), V image width, g pat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -138,13 +138,6 @@ class GroundingResult:
     part: list[str]
 
 
-class Choices(NamedTuple):
-    """The boxes that a map chooses for the texts of a batch."""
-
-    boxes: Tensor  # float64 [B, 4], NaN for none
-    scores: Tensor  # float64 [B], of the chosen boxes, NaN for none
-
-
 class GroundingEvaluation:
     """Accuracy of the boxes that texts refer to, in percent, over the texts of all processes.
 
@@ -182,7 +175,7 @@ class GroundingEvaluation:
             correct = box_iou(boxes.double().cpu(), right) >= IOU
             columns = [index[row : row + 1], right, correct.double().mean()[None]]
             for name in MAPS:
-                chosen = choices[name].boxes[row]
+                chosen = choices[name][row, :4]
                 columns += [chosen, box_iou(chosen[None], right).nan_to_num(0)]
             self._rows.append(torch.cat(columns))
         self._parts += batch["part"]
@@ -191,7 +184,7 @@ class GroundingEvaluation:
         """Return the chosen box of each text, [B, 4] with NaN for none, and its score [B], by each map."""
         values = {name: batch[name] for name in ("sample_index", "ref_id")}
         for name, choices in self._choose(module, batch).items():
-            values |= {f"{name}_box": choices.boxes, f"{name}_score": choices.scores}
+            values |= {f"{name}_box": choices[:, :4], f"{name}_score": choices[:, 4]}
         return values
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -227,8 +220,8 @@ class GroundingEvaluation:
         results = {f"{prefix}/{name}": value for name, value in accuracies.items()}
         log_global(module, results, f"{prefix}/{self.settings.map}_accuracy")
 
-    def _choose(self, module: Any, batch: Batch) -> dict[MapName, Choices]:
-        """Return the chosen boxes of the texts, by map."""
+    def _choose(self, module: Any, batch: Batch) -> dict[MapName, Tensor]:
+        """Return the chosen box of each text and its score, float64 [B, 5] by map; NaN for no box."""
         if "boxes" not in batch:
             raise UserError(
                 "Expected boxes in the batches of an evaluation with model.grounding.evaluate, got none: give the data "
@@ -236,17 +229,16 @@ class GroundingEvaluation:
             )
         # Also for a process without texts, since processes that share a model's weights communicate.
         maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])
-        choices: dict[MapName, Choices] = {}
+        choices: dict[MapName, Tensor] = {}
         for name in MAPS:
-            chosen = torch.full((len(batch["boxes"]), 5), torch.nan).double()  # a box and its score
+            choices[name] = torch.full((len(batch["boxes"]), 5), torch.nan).double()
             for row, (heat, size, boxes) in enumerate(
                 zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True)
             ):
                 scores = box_scores(heat, (size[0], size[1]), boxes.cpu())
                 index = choose_box(scores)
                 if index != NO_BOX:
-                    chosen[row] = torch.cat([boxes[index].double().cpu(), scores[index : index + 1]])
-            choices[name] = Choices(chosen[:, :4], chosen[:, 4])
+                    choices[name][row] = torch.cat([boxes[index].double().cpu(), scores[index : index + 1]])
         return choices
 
 

@@ -186,11 +186,11 @@ class ALBEFModule(Method):
         return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` averages after each optimizer step."""
+        """Return the pairs that `EMACallback` averages after each optimizer step."""
         return {"teacher": EMAPair(source="student", target="teacher", momentum=self.momentum.momentum)}
 
     def queues(self) -> dict[str, FeatureQueue]:
-        """Return what `QueueCallback` fills after each batch."""
+        """Return the queues that `QueueCallback` fills after each batch."""
         return {"image": self.image_queue, "text": self.text_queue}
 
     def load_initial_weights(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -98,8 +99,8 @@ def load_bert(encoder: FusionBert, source: str) -> str:
 
 def _layer_of(key: str) -> int:
     """Return the index of the layer that a key of a BERT belongs to, else -1."""
-    parts = key.split(".")
-    return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
+    match = re.search(r"\.layer\.(\d+)\.", key)
+    return int(match[1]) if match else -1
 
 
 def sizes_of_bert(text: TextSettings) -> dict[str, int]:
@@ -119,11 +120,11 @@ def sizes_of_bert(text: TextSettings) -> dict[str, int]:
     config = _bert_config(folder)
     sizes = {name: getattr(config, bert_name) for name, bert_name in _BERT_NAMES.items()}
     for name, size in sizes.items():
-        given = getattr(text, name)
+        setting = getattr(text, name)
         # The command line sets the vocabulary from the data, whose tokenizer may have fewer entries.
-        if name != "vocab_size" and given not in (_DEFAULTS[name], size):
+        if name != "vocab_size" and setting not in (_DEFAULTS[name], size):
             raise UserError(
-                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {given}: leave it out."
+                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {setting}: leave it out."
             )
     return sizes | _layers(text, config.num_hidden_layers, folder) | _special_ids(text, folder)
 

@@ -132,7 +132,7 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
     """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `MMLGImageClassifierModule`.
 
     Args:
-        tower: what to fill.
+        tower: the tower to fill.
         source: path of the checkpoint, a file or folder.
         heads: number of attention heads of the tower, which its weights do not determine.
 

@@ -79,11 +79,7 @@ class TaskNetwork(ImageNetwork):
 class AssignmentNetwork(TaskNetwork):
     """The networks of text assignment: those for pairs of images, and the frozen projections of the pre-training.
 
-    Args:
-        vision: sizes of the image encoder.
-        text: sizes of the text and fusion encoder.
-        embed_dim: embedding dimension of the contrastive space.
-        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    Arguments are those of `ALBEFNetwork`.
     """
 
     def __init__(

@@ -101,7 +101,7 @@ class TaskMethod(Method):
         return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` averages after each optimizer step; nothing without a teacher."""
+        """Return the pairs that `EMACallback` averages after each optimizer step; nothing without a teacher."""
         if self.momentum is None or self.teacher is None:
             return {}
         return {"teacher": EMAPair(source="student", target="teacher", momentum=self.momentum.momentum)}

@@ -200,7 +200,7 @@ class VQAModule(TaskMethod):
         }
 
     def answer_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor, answer_ids: Tensor) -> Tensor:
-        """Return Grad-CAM maps [B, g, g] of what an answer [B, L] to a question [B, Lq] looked at; in eval mode."""
+        """Return Grad-CAM maps [B, g, g] of answers [B, L] to questions [B, Lq] about images; in eval mode."""
         return answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
     def task_weights(self) -> TaskWeights:
