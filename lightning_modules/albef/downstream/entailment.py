@@ -9,7 +9,6 @@ from ...evaluation.classification import check_classes
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..settings import EntailmentMomentumSettings, MemorySettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from .task import ClassificationTask
-from .weights import TaskWeights
 
 
 class EntailmentModule(ClassificationTask):
@@ -50,10 +49,6 @@ class EntailmentModule(ClassificationTask):
         self.num_classes = num_classes
 
         self.build_classifier(num_classes)
-
-    def task_weights(self) -> TaskWeights:
-        """Start from a trained ALBEF without projections and language-model head; the classification head is new."""
-        return TaskWeights(new=("cls_head.",))
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the number of classes with the data's."""

@@ -1,13 +1,13 @@
 """NLVR2: whether a statement about two images is true (section 5 of the paper)."""
 
-from functools import partial
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings, TextSettings
 from .task import ClassificationTask
-from .weights import TaskWeights, double_fusion
-
-UNUSED = ("vision_proj.", "text_proj.", "text_encoder.cls.", "ta_head.")
+from .weights import double_fusion
 
 
 class NLVR2Module(ClassificationTask):
@@ -29,6 +29,7 @@ class NLVR2Module(ClassificationTask):
     """
 
     inputs = ("input_ids", "attention_mask", "image_left", "image_right")
+    unused_weights = (*ClassificationTask.unused_weights, "ta_head.")
 
     def __init__(
         self,
@@ -47,7 +48,6 @@ class NLVR2Module(ClassificationTask):
 
         self.build_classifier(2)
 
-    def task_weights(self) -> TaskWeights:
-        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
-        double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
-        return TaskWeights(new=("cls_head.",), unused=UNUSED, convert=double)
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF."""
+        return double_fusion(state, self.text.depth, self.text.fusion_depth)

@@ -1,6 +1,5 @@
 """Bases of the tasks' methods: a student, its momentum teacher, and a start from a trained ALBEF; classification."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -31,14 +30,13 @@ from ..schedule import paper_schedule, ramped_alpha
 from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TextSettings, VisionSettings
 from ..weights import load_networks, read_trained, without_tied
 from .network import TaskNetwork
-from .weights import TaskWeights
 
 
 class TaskMethod(Method):
     """Base of the methods that fine-tune a trained ALBEF.
 
     A task's constructor sets the groups of settings below and `weights`, and calls `build`; a task defines
-    `task_weights` and `training_step`.
+    `training_step`, and which weights it takes of a trained ALBEF.
     """
 
     vision: VisionSettings
@@ -50,7 +48,11 @@ class TaskMethod(Method):
     student: Any
     teacher: Any
     writer: ClassVar[type[Callback] | None] = None
-    """Callback that writes what `predict` returns."""
+    """Callback that writes the results of `predict`."""
+    new_weights: ClassVar[tuple[str, ...]] = ()
+    """Prefixes of a network's tensors, such as "cls_head.", that `weights` may lack and that then start at random."""
+    unused_weights: ClassVar[tuple[str, ...]] = ("vision_proj.", "text_proj.", "text_encoder.cls.")
+    """Prefixes of the tensors of a trained ALBEF that the task does not have."""
 
     def build(self, network: Callable[[TextSettings, bool], nn.Module]) -> None:
         """Build the student and, with distillation, its teacher; then adopt the vocabulary of `weights`.
@@ -74,9 +76,12 @@ class TaskMethod(Method):
             copy_student(self.student, self.teacher)
         self.start_vocabulary()
 
-    @abstractmethod
-    def task_weights(self) -> TaskWeights:
-        """Return which weights of a trained ALBEF a task takes, and how it renames them."""
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Make the task's networks from those of a trained ALBEF, under the names of this package.
+
+        A state of the task is returned as it is.
+        """
+        return state
 
     def current_alpha(self) -> float:
         """Return the weight of the teacher's soft targets in this batch; 0 without a teacher."""
@@ -116,18 +121,17 @@ class TaskMethod(Method):
         if self.weights is None:
             rank_zero_info(f"{name} starts at random: set model.weights to a trained ALBEF.")
             return
-        task = self.task_weights()
         state, source, name_in_source = read_trained(self.weights, self.text.depth)
         expected = self.state_dict()
-        unused = tuple(f"{network}.{prefix}" for network in ("student", "teacher") for prefix in task.unused)
+        unused = tuple(f"{network}.{prefix}" for network in ("student", "teacher") for prefix in self.unused_weights)
         without_teacher = ("teacher.",) if self.teacher is None else ()
         loaded = {
             key: tensor
-            for key, tensor in task.convert(state).items()
+            for key, tensor in self.convert_weights(state).items()
             if key in expected or not key.startswith(("temperature", "itm_head.", *QUEUES, *unused, *without_teacher))
         }
         teacher_start = "weights" if self.momentum is None else self.momentum.start
-        notes = load_networks(self, loaded, source, task.new, teacher_start, name_in_source)
+        notes = load_networks(self, loaded, source, self.new_weights, teacher_start, name_in_source)
         rank_zero_info(f"{name} starts with {', '.join([source, *notes])}.")
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
@@ -183,6 +187,7 @@ class ClassificationTask(TaskMethod):
     inputs: ClassVar[tuple[str, ...]]
     """Entries of a batch that `forward` takes: `input_ids`, `attention_mask` and the images."""
     writer = ClassPredictionWriter
+    new_weights = ("cls_head.",)
 
     def build_classifier(self, classes: int) -> None:
         """Build the networks with a head of the authors' for C classes, and the evaluation."""

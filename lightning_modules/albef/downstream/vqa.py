@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from ..settings import (
 from .answers import Answers, Questions, answer_loss, answer_maps, generate_answers, rank_answers, token_logits
 from .network import VQANetwork
 from .task import TaskMethod
-from .weights import TaskWeights, with_decoder
+from .weights import with_decoder
 
 
 class VQAModule(TaskMethod):
@@ -203,9 +202,9 @@ class VQAModule(TaskMethod):
         """Return Grad-CAM maps [B, g, g] of answers [B, L] to questions [B, Lq] about images; in eval mode."""
         return answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
-    def task_weights(self) -> TaskWeights:
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Start the decoder from the fusion layers, embeddings and language-model head of a trained ALBEF."""
-        return TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
+        return with_decoder(state, self.text.depth)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""

@@ -1,27 +1,10 @@
-"""Initial weights of the downstream tasks, from a trained ALBEF or from a model of the task, of either layout."""
+"""Conversions of a trained ALBEF to the networks of the tasks: doubled fusion layers, and an answer decoder."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from torch import Tensor
 
 from ..official import HALVES, LAYER
-
-
-@dataclass(frozen=True)
-class TaskWeights:
-    """How a task starts from the weights of another model.
-
-    Args:
-        new: prefixes of a network's tensors, such as "cls_head.", that may be missing and then start at random.
-        unused: prefixes of the tensors of a trained ALBEF that the task does not have.
-        convert: makes the task's networks from those of a trained ALBEF, under the names of this package, and returns
-            a state of the task as it is.
-    """
-
-    new: tuple[str, ...]
-    unused: tuple[str, ...] = ("vision_proj.", "text_proj.", "text_encoder.cls.")
-    convert: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = dict
 
 
 def double_fusion(state: Mapping[str, Tensor], depth: int, fusion_depth: int) -> dict[str, Tensor]:
