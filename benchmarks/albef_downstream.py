@@ -135,7 +135,7 @@ def questions(options: argparse.Namespace, per_image: int) -> Batch:
         "answer_mask": answer_mask,
         "answer_index": torch.arange(rows).repeat_interleave(counts),
         "answer_weight": torch.rand(len(ids), generator=draws),
-        "answer_places": target_positions(answer_mask),
+        "answer_positions": target_positions(answer_mask),
     }
     return batch if per_image == 1 else batch | {"image_index": index}
 

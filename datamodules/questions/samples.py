@@ -213,7 +213,7 @@ class QuestionCollate:
 
     `image` [B, 3, H, W], `input_ids` and `attention_mask` [B, L] of the questions, `sample_index` [B]; the
     answers of all questions, `answer_ids` and `answer_mask` [A, M], with `answer_index` [A], the question of
-    each, `answer_weight` [A], and `answer_places` [P], the indices in [A, M - 1] of tokens before another token.
+    each, `answer_weight` [A], and `answer_positions` [P], the indices in [A, M - 1] of tokens before another token.
     If `grouped`, there are several questions of an image: `image` [I, 3, H, W] and `image_index` [B].
     """
 
@@ -237,7 +237,7 @@ class QuestionCollate:
             **encoded,
             "answer_index": torch.tensor(owners),
             "answer_weight": torch.tensor([weight for question in asked for weight in question.weights]),
-            "answer_places": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
+            "answer_positions": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
         }
         if self.grouped:
             image_index = [index for index, sample in enumerate(samples) for _ in sample.questions]

@@ -1,6 +1,6 @@
 """Export of ALBEF checkpoints in the authors' layout, in that of transformers, and as programs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +24,7 @@ LAYOUTS = {
 
 
 def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-    """Write the model of a checkpoint; arguments, result and errors as of `ExportedModule.write_layout`.
-
-    Args:
-        cls: `ALBEFModule`.
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-        target: name of a new file for "albef", else of a new folder.
-        layout: one of `LAYOUTS`.
-    """
+    """Write the model of a checkpoint; arguments, result and errors are those of `ExportedModule.write_layout`."""
     if layout in PROGRAMS:
         return export_encoders(cls, content, source, target, layout)
     if layout == "transformers":
@@ -42,26 +34,13 @@ def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target
         save_transformers(module, record, target, tokenizer)
         return f"Wrote {target} with the encoders for transformers, {note}; {described(record)}."
     name = "pre-training layout" if content["hyper_parameters"].get("mlm", True) else "retrieval layout"
-    return write_official(cls, save_official, name, content, source, target)
+    return write_official(cls, name, content, source, target)
 
 
-def write_official(
-    cls: type[Any],
-    save: Callable[[Any, str], None],
-    name: str,
-    content: Mapping[str, Any],
-    source: str,
-    target: str,
-) -> str:
-    """Write the model of a checkpoint in a layout of the authors, and return a sentence that names it.
+def write_official(cls: type[Any], name: str, content: Mapping[str, Any], source: str, target: str) -> str:
+    """Write the model of a checkpoint in a layout of the authors, whose name the result has.
 
-    Args:
-        cls: class of the module.
-        save: writes a module to a file.
-        name: name of the layout.
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-        target: name of a new file.
+    The other arguments are those of `ExportedModule.write_layout`.
 
     Raises:
         UserError: If the target is a folder instead of a file, or the checkpoint does not fit the class.
@@ -69,5 +48,5 @@ def write_official(
     module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source)
     if Path(target).is_dir():
         raise UserError(f"Expected the name of a new file, such as albef.pth, got the folder {target!r}: name a file.")
-    save(module, target)
+    save_official(module, target)
     return f"Wrote {target} in the authors' {name}; {described(recorded_preprocessing(content))}."

@@ -112,19 +112,18 @@ def cross_attention(encoder: FusionBert, layer: int | None, of_words: bool) -> C
     """
     lowest = encoder.fusion_layer
     highest = len(encoder.layers) - 1
-    if of_words and lowest == highest:
+    layers = range(lowest, highest + (not of_words))
+    if not layers:
         raise UserError(
             "Expected two or more fusion layers for word maps, got one, whose attention of words does not reach the "
             "matching head: raise model.text.fusion_depth."
         )
     if layer is None:
         layer = (lowest + highest) // 2
-    if not of_words and not lowest <= layer <= highest:
-        raise UserError(f"Expected a fusion layer from {lowest} to {highest}, got layer {layer}: correct it.")
-    if of_words and not lowest <= layer < highest:
+    if layer not in layers:
+        condition = ", whose attention of words reaches the matching head" if of_words else ""
         raise UserError(
-            f"Expected a fusion layer below the last one, got layer {layer}, whose attention of words does not reach "
-            f"the matching head: give one from {lowest} to {highest - 1}."
+            f"Expected a fusion layer from {layers[0]} to {layers[-1]}{condition}, got layer {layer}: correct it."
         )
     fusion: Any = encoder.layers[layer]
     attention: CrossAttention = fusion.crossattention

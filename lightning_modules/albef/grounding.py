@@ -10,7 +10,7 @@ Shapes: B pairs, L text tokens, N image tokens (CLS first), V image width, g pat
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -21,9 +21,7 @@ from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import NOT_NEGATIVE, SettingsGroup
 from ...metrics.grounding import NO_BOX, box_iou, box_scores, choose_box
-from ..evaluation.protocol import PREFIXES, Batch, Evaluation, Stage, Summary
-from ..evaluation.reranking import RerankSettings
-from ..evaluation.retrieval import RetrievalEvaluation
+from ..evaluation.protocol import PREFIXES, Batch, Stage, Summary
 from .gradcam import cross_attention, recording, relevance, token_maps
 from .network import ALBEFNetwork
 
@@ -140,13 +138,6 @@ class GroundingResult:
     part: list[str]
 
 
-class Choices(NamedTuple):
-    """The boxes that a map chooses for the texts of a batch."""
-
-    boxes: list[int]  # index among the candidates of each text, `NO_BOX` for none
-    scores: list[float]  # of the chosen boxes, NaN for none
-
-
 class GroundingEvaluation:
     """Accuracy of the boxes that texts refer to, in percent, over the texts of all processes.
 
@@ -181,27 +172,19 @@ class GroundingEvaluation:
         right_boxes = batch["right_box"].double().cpu()
         index = batch["sample_index"].double().cpu()
         for row, (boxes, right) in enumerate(zip(batch["boxes"], right_boxes, strict=True)):
-            boxes = boxes.double().cpu()
-            overlap = box_iou(boxes, right)
-            columns = [index[row : row + 1], right, (overlap >= IOU).double().mean()[None]]
+            correct = box_iou(boxes.double().cpu(), right) >= IOU
+            columns = [index[row : row + 1], right, correct.double().mean()[None]]
             for name in MAPS:
-                chosen = choices[name].boxes[row]
-                columns.append(_box(boxes, chosen))
-                columns.append(overlap.new_zeros(1) if chosen == NO_BOX else overlap[chosen][None])
+                chosen = choices[name][row, :4]
+                columns += [chosen, box_iou(chosen[None], right).nan_to_num(0)]
             self._rows.append(torch.cat(columns))
         self._parts += batch["part"]
 
     def predict(self, module: Any, batch: Batch) -> dict[str, Any]:
         """Return the chosen box of each text, [B, 4] with NaN for none, and its score [B], by each map."""
-        choices = self._choose(module, batch)
         values = {name: batch[name] for name in ("sample_index", "ref_id")}
-        for name in MAPS:
-            boxes = [
-                _box(candidates.double().cpu(), chosen)
-                for candidates, chosen in zip(batch["boxes"], choices[name].boxes, strict=True)
-            ]
-            values[f"{name}_box"] = torch.stack(boxes) if boxes else torch.zeros(0, 4).double()
-            values[f"{name}_score"] = torch.tensor(choices[name].scores, dtype=torch.float64)
+        for name, choices in self._choose(module, batch).items():
+            values |= {f"{name}_box": choices[:, :4], f"{name}_score": choices[:, 4]}
         return values
 
     def finish(self, module: Any, stage: Stage) -> None:
@@ -237,27 +220,26 @@ class GroundingEvaluation:
         results = {f"{prefix}/{name}": value for name, value in accuracies.items()}
         log_global(module, results, f"{prefix}/{self.settings.map}_accuracy")
 
-    def _choose(self, module: Any, batch: Batch) -> dict[MapName, Choices]:
-        """Return the chosen boxes of the texts, by map."""
+    def _choose(self, module: Any, batch: Batch) -> dict[MapName, Tensor]:
+        """Return the chosen box of each text and its score, float64 [B, 5] by map; NaN for no box."""
         if "boxes" not in batch:
             raise UserError(
                 "Expected boxes in the batches of an evaluation with model.grounding.evaluate, got none: give the data "
                 "by GroundingDataModule, or set it to false."
             )
-        choices: dict[MapName, Choices] = {name: Choices([], []) for name in MAPS}
         # Also for a process without texts, since processes that share a model's weights communicate.
         maps = module.grounding_maps(batch["image"], batch["input_ids"], batch["attention_mask"])
+        choices: dict[MapName, Tensor] = {}
         for name in MAPS:
-            for heat, size, boxes in zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True):
+            choices[name] = torch.full((len(batch["boxes"]), 5), torch.nan).double()
+            for row, (heat, size, boxes) in enumerate(
+                zip(maps[name].cpu(), batch["size"].tolist(), batch["boxes"], strict=True)
+            ):
                 scores = box_scores(heat, (size[0], size[1]), boxes.cpu())
-                chosen = choose_box(scores)
-                choices[name].boxes.append(chosen)
-                choices[name].scores.append(float("nan") if chosen == NO_BOX else float(scores[chosen]))
+                index = choose_box(scores)
+                if index != NO_BOX:
+                    choices[name][row] = torch.cat([boxes[index].double().cpu(), scores[index : index + 1]])
         return choices
-
-
-def _box(boxes: Tensor, chosen: int) -> Tensor:
-    return torch.full((4,), torch.nan).double() if chosen == NO_BOX else boxes[chosen]
 
 
 def _accuracies(result: GroundingResult, chance: Tensor) -> dict[str, float]:
@@ -274,8 +256,3 @@ def _accuracies(result: GroundingResult, chance: Tensor) -> dict[str, float]:
                 accuracies[f"{prefix}{name}_no_box"] = no_box
         accuracies[f"{prefix}chance_accuracy"] = 100 * float(chance[rows].mean())
     return accuracies
-
-
-def evaluation_of(grounding: GroundingSettings, match_equal_texts: bool | None, rerank: RerankSettings) -> Evaluation:
-    """Return the evaluation that the settings name: of grounding, or of retrieval."""
-    return GroundingEvaluation(grounding) if grounding.evaluate else RetrievalEvaluation(match_equal_texts, rerank)

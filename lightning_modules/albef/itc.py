@@ -31,7 +31,7 @@ class Keys(NamedTuple):
     gathered: bool  # whether the keys are of all processes
 
     def for_queues(self) -> dict[str, Any]:
-        """Return what `QueueCallback` reads of a step's output."""
+        """Return the entries of a step's output that `QueueCallback` reads."""
         return {
             "keys": {"image": self.image, "text": self.text},
             "key_ids": {"image": self.ids, "text": self.ids},
@@ -115,6 +115,7 @@ def image_text_contrast(
     texts = Candidates(keys.text, keys.ids, queues["text"])
     pairs = len(student.image_features)
     local_keys = slice(keys.offset, keys.offset + pairs)
+    device = keys.image.device
 
     def contrast_rows(
         ids: Tensor,
@@ -125,8 +126,12 @@ def image_text_contrast(
         student_text: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         def targets(queries: Tensor, candidates: Candidates) -> Tensor:
-            matches = matching(positives, ids, key_index, candidates.ids()) & candidates.valid()
-            return contrastive_targets(candidates.logits(queries, temperature), matches, alpha)
+            candidate_ids = candidates.ids()
+            if positives == "diagonal":
+                matches = torch.arange(len(candidate_ids), device=device) == key_index[:, None]
+            else:
+                matches = share_an_id(ids, candidate_ids)
+            return contrastive_targets(candidates.logits(queries, temperature), matches & candidates.valid(), alpha)
 
         with torch.no_grad():
             image_targets = targets(teacher_image, texts)
@@ -137,7 +142,6 @@ def image_text_contrast(
         # Clones, because a view of some columns would keep the logits of every slice in memory.
         return loss[None], image_logits.detach()[:, local_keys].clone(), text_logits.detach()[:, local_keys].clone()
 
-    device = keys.image.device
     with torch.autocast(device.type, enabled=False):
         loss, image_logits, text_logits = in_slices(
             contrast_rows,
@@ -150,19 +154,3 @@ def image_text_contrast(
             student.text_features,
         )
     return Contrast(loss.sum() / pairs, image_logits, text_logits)
-
-
-def matching(
-    positives: Literal["image_id", "diagonal"], ids: Tensor, key_index: Tensor, candidate_ids: Tensor
-) -> Tensor:
-    """Return which candidates match which row, boolean [R, M].
-
-    Args:
-        positives: "image_id" matches all candidates that share an id with the row, "diagonal" the key of its pair.
-        ids: long [R] or [R, k].
-        key_index: long [R], index of the key of the row's pair among the candidates.
-        candidate_ids: long [M] or [M, k].
-    """
-    if positives == "diagonal":
-        return torch.arange(len(candidate_ids), device=candidate_ids.device) == key_index[:, None]
-    return share_an_id(ids, candidate_ids)

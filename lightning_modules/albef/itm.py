@@ -125,7 +125,7 @@ def fuse_pairs(
     tokens = encoded.image_tokens
     negative_image = negatives.image.row
     negative_text = negatives.text.row
-    # Texts of which row b attends to image b.
+    # Texts whose row b attends to image b.
     texts = [encoded.text_states, encoded.text_states[negative_text]]
     masks = [attention_mask, attention_mask[negative_text]]
     if encoded.masked_states is not None:

@@ -73,13 +73,11 @@ def select_positions(input_ids: Tensor, masked: Tensor, chosen: Tensor, rows: in
 def _row_capacity(chosen: Tensor, probability: float) -> int:
     """Return the number of rows for the language-model head.
 
-    On a CPU this is the number of chosen words. On other devices the host would wait for it: it is a bound.
+    On a CPU this is the number of chosen words. On other devices the host would wait for it: it is a bound that
+    binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked.
     """
-    return max(int(chosen.sum()), 1) if may_read_values(chosen.device) else row_bound(chosen, probability)
-
-
-def row_bound(chosen: Tensor, probability: float) -> int:
-    """Return a bound that binomial draws exceed less than once in 10^9 batches; words beyond it are left unmasked."""
+    if may_read_values(chosen.device):
+        return max(int(chosen.sum()), 1)
     words = chosen.numel()
     mean = words * probability
     deviation = math.sqrt(words * probability * (1 - probability))

@@ -32,19 +32,20 @@ from ..core.precision import at_least_float32
 from ..core.trainers import trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
+from ..evaluation.retrieval import RetrievalEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule
 from . import gradcam
 from . import weights as initial_weights
 from .export import LAYOUTS, write_layout
-from .grounding import GroundingSettings, evaluation_of, grounding_maps
+from .grounding import GroundingEvaluation, GroundingSettings, grounding_maps
 from .itc import image_text_contrast, teacher_keys
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modeling
 from .network import ALBEFNetwork, FusionBert, copy_student
 from .official import QUEUES
-from .schedule import paper_schedule, ramped_alpha, with_decay
+from .schedule import paper_schedule, ramped_alpha
 from .settings import (
     ContrastSettings,
     MemorySettings,
@@ -118,7 +119,11 @@ class ALBEFModule(Method):
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
         self.image_queue = FeatureQueue(*queue)
         self.text_queue = FeatureQueue(*queue)
-        self.evaluation = evaluation_of(self.grounding, match_equal_texts, self.rerank)
+        self.evaluation = (
+            GroundingEvaluation(self.grounding)
+            if self.grounding.evaluate
+            else RetrievalEvaluation(match_equal_texts, self.rerank)
+        )
         copy_student(self.student, self.teacher)
         if not contrast.itc:  # then no loss trains these
             for untrained in (self.student.vision_proj, self.student.text_proj, self.temperature):
@@ -181,17 +186,19 @@ class ALBEFModule(Method):
         return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
-        """Return what `EMACallback` averages after each optimizer step."""
+        """Return the pairs that `EMACallback` averages after each optimizer step."""
         return {"teacher": EMAPair(source="student", target="teacher", momentum=self.momentum.momentum)}
 
     def queues(self) -> dict[str, FeatureQueue]:
-        """Return what `QueueCallback` fills after each batch."""
+        """Return the queues that `QueueCallback` fills after each batch."""
         return {"image": self.image_queue, "text": self.text_queue}
 
     def load_initial_weights(self) -> None:
         """Load `weights` into student and teacher, or `vision.weights` and `text.weights` into both."""
         if self.weights is not None:
-            source = initial_weights.load_trained(self, self.weights)
+            state, source, name_in_source = initial_weights.read_trained(self.weights, self.text.depth)
+            # Without its queues: keys of another model are wrong negatives.
+            source = initial_weights.load_state(self, state, source, queues=False, name_in_source=name_in_source)
         else:
             source = initial_weights.load_encoders(self.student, self.vision, self.text)
             copy_student(self.student, self.teacher)
@@ -220,8 +227,11 @@ class ALBEFModule(Method):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return matrices with weight decay and vectors without; the temperature decays on request."""
-        groups = super().parameter_groups()
-        return with_decay(groups, self.temperature) if self.optim.decay_temperature else groups
+        decayed, undecayed = super().parameter_groups()
+        if self.optim.decay_temperature:
+            decayed["params"].insert(0, self.temperature)
+            undecayed["params"] = [each for each in undecayed["params"] if each is not self.temperature]
+        return [decayed, undecayed]
 
     def paper_schedule(self) -> Schedule:
         """Return warm-up and cosine, or the authors' staircase."""
@@ -269,9 +279,9 @@ class ALBEFModule(Method):
         )
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without tied tensors, which safetensors refuses, and queues, which only training uses."""
-        tied = initial_weights.tied_names(state)
-        return {name: tensor for name, tensor in state.items() if name not in tied and not name.startswith(QUEUES)}
+        """Return the state without second names of tied tensors, and without queues, which only training uses."""
+        untied = initial_weights.without_tied(state)
+        return {name: tensor for name, tensor in untied.items() if not name.startswith(QUEUES)}
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export, or of a checkpoint with its queues."""

@@ -65,7 +65,7 @@ class CrossAttention(nn.Module):
             states: [R, L, D]. The first R - G rows are K batches of B texts, of which row b attends to image b.
             image_tokens: [B, N, V].
             image_index: [G], the image that each of the last G rows attends to. None means G = 0.
-            visible: boolean [B, N], false for padding among what is attended to; None for none.
+            visible: boolean [B, N], false for padding among the image tokens; None without padding.
 
         Returns:
             [R, L, D].
@@ -101,12 +101,7 @@ class CrossAttention(nn.Module):
 
 
 class FusionLayer(nn.Module):
-    """A BERT layer with cross-attention between its self-attention and its feed-forward part (all post-norm).
-
-    Args:
-        config: BERT sizes and dropout.
-        image_width: width V of the image tokens.
-    """
+    """A BERT layer with cross-attention between self-attention and feed-forward network (all post-norm)."""
 
     def __init__(self, config: BertConfig, image_width: int) -> None:
         super().__init__()

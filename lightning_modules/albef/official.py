@@ -1,15 +1,17 @@
-"""The checkpoint layout of ALBEF's authors: conversion between their names and those of this package.
+"""The checkpoint layouts of ALBEF's authors: conversion between their names and those of this package.
 
-There are two families of files; `downstream/official.py` has those of the other tasks. Pre-training has
-`text_encoder.bert.*` and the language-model head `text_encoder.cls.*`; retrieval has neither the level `bert.` nor the
-head, but the image ids of the queues, `idx_queue`. The teacher's names carry `_m`.
+Pre-training has `text_encoder.bert.*` and the language-model head `text_encoder.cls.*`. Retrieval has neither the level
+`bert.` nor the head, but the image ids of the queues, `idx_queue`. The other tasks have neither of these, nor queues.
+Of NLVR2's 18 layers, 2(l - 6) + 6 and 2(l - 6) + 7 are the two halves of our layer l. The teacher's names carry `_m`.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...callbacks import AtomicCheckpointIO
 from ...callbacks.queue import NO_ID
@@ -18,30 +20,36 @@ QUEUES = ("image_queue", "text_queue")
 _MODULES = ("visual_encoder", "text_encoder", "text_decoder", "vision_proj", "text_proj", "cls_head", "ta_head")
 _POSITION_IDS = "bert.embeddings.position_ids"
 _OFFICIAL_NO_ID = -100
+LAYER = re.compile(r"(text_encoder\.bert\.encoder\.layer\.)(\d+)\.(first\.|second\.)?")
+"""Name of a layer of the text and fusion encoder: its number, and which half of a doubled layer."""
+HALVES = ("first.", "second.")
 
 
-def to_official(module: nn.Module) -> dict[str, Tensor]:
-    """Return a module's state under the authors' names: at the paper's sizes 844 entries with the head.
+def to_official(module: Any) -> dict[str, Tensor]:
+    """Return the state of a module under the authors' names: of pre-training at the paper's sizes 844 entries.
 
-    The result has the pre-training layout with a language-model head, else the retrieval layout. The authors' queues
-    are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's, and a slot
-    whose two keys belong to different images has no id. An empty slot is a column of zeros.
+    A module with queues has the pre-training layout with a language-model head, else the retrieval layout. The authors'
+    queues are feature-major [E, Q] and share one pointer and one row of ids: the pointer is the image queue's, and a
+    slot whose two keys belong to different images has no id. An empty slot is a column of zeros.
 
     Args:
-        module: an `ALBEFModule`: with the networks `student` and `teacher`, a matching head, a temperature and queues.
+        module: an `ALBEFModule`, or the module of a task.
     """
     state = module.state_dict()
     flat = not any(".text_encoder.cls." in name for name in state)
-    official = {
-        official_name(name, flat): tensor
-        for name, tensor in state.items()
-        if not name.startswith(("temperature", *QUEUES))
+    position_ids = {
+        name: buffer for name, buffer in module.named_buffers(remove_duplicate=False) if name.endswith(_POSITION_IDS)
     }
-    for network in ("student", "teacher"):
-        positions = module.get_buffer(f"{network}.text_encoder.{_POSITION_IDS}")
-        official[official_name(f"{network}.text_encoder.{_POSITION_IDS}", flat)] = positions
+    official = {
+        official_name(name, flat, module.text.depth): tensor
+        for name, tensor in (state | position_ids).items()
+        if not name.startswith(QUEUES)
+    }
+    if "temp" in official:
+        official["temp"] = official["temp"].squeeze(0)
+    if not any(name.startswith(QUEUES) for name in state):
+        return official
     official |= {
-        "temp": state["temperature"].squeeze(0),
         "image_queue": state["image_queue.features"].T,
         "text_queue": state["text_queue.features"].T,
         "queue_ptr": state["image_queue.pointer"].reshape(1),
@@ -94,13 +102,22 @@ def is_flat(official: Mapping[str, Tensor]) -> bool:
     return any(name.startswith("text_encoder.embeddings.") for name in official)
 
 
-def official_name(name: str, flat: bool) -> str:
+def official_name(name: str, flat: bool, depth: int = 0) -> str:
     """Return the authors' name of a tensor.
 
     Args:
         name: name in this package.
         flat: whether the authors' names have no level `bert.`; the decoder of VQA has it in any case.
+        depth: number of text layers, which are not doubled.
     """
+
+    def numbered(match: re.Match[str]) -> str:
+        layer = int(match[2])
+        if match[3]:
+            layer = depth + 2 * (layer - depth) + HALVES.index(match[3])
+        return f"{match[1]}{layer}."
+
+    name = LAYER.sub(numbered, name)
     root, _, inner = name.partition(".")
     if root in ("student", "teacher"):
         module, _, parameter = inner.partition(".")
@@ -112,7 +129,7 @@ def official_name(name: str, flat: bool) -> str:
     return "temp" if name == "temperature" else name
 
 
-def save_official(module: nn.Module, path: str | Path) -> None:
+def save_official(module: Any, path: str | Path) -> None:
     """Write `to_official` to a file that the authors' scripts load with `--checkpoint`.
 
     Raises:

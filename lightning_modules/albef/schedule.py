@@ -1,14 +1,13 @@
-"""What changes during a run: the learning rate and the weight of the teacher's targets; and weight-decay groups.
+"""What changes during a run: the learning rate and the weight of the teacher's targets.
 
 The learning rate is linear warm-up and a cosine by step, or the authors' staircase.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from lightning.pytorch import Trainer
-from torch import nn
 
 from ...common.errors import UserError
 from ..optim.schedules import Schedule, WarmupCosine
@@ -29,13 +28,6 @@ def ramped_alpha(trainer: Trainer, momentum: MomentumSettings) -> float:
         )
     batch = trainer.fit_loop.epoch_loop.total_batch_idx
     return momentum.alpha * (min(1.0, batch / ramp) if ramp else 1.0)
-
-
-def with_decay(groups: list[dict[str, Any]], parameter: nn.Parameter) -> list[dict[str, Any]]:
-    """Move a parameter from the second group, without weight decay, to the first, with weight decay."""
-    decayed, undecayed = groups
-    others = [each for each in undecayed["params"] if each is not parameter]
-    return [decayed | {"params": [parameter, *decayed["params"]]}, undecayed | {"params": others}]
 
 
 def paper_schedule(optim: OptimSettings, trainer: Trainer | None) -> Schedule:

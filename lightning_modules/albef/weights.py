@@ -2,22 +2,22 @@
 
 import json
 import math
-import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from ...callbacks import FeatureQueue
 from ...common.errors import UserError
 from ..core.checkpoints import read_folder
 from ..core.fitting import fill_tied, load_fitting
+from ..networks.classifier_files import read_pickle
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
@@ -32,6 +32,13 @@ _BERT_NAMES = {
     "ffn_width": "intermediate_size",
 }
 """Settings by the names that `config.json` has for them."""
+_TIED = {
+    ".cls.predictions.decoder.weight": ".bert.embeddings.word_embeddings.weight",
+    ".cls.predictions.decoder.bias": ".cls.predictions.bias",
+    ".second.crossattention.self.key.": ".first.crossattention.self.key.",
+    ".second.crossattention.self.value.": ".first.crossattention.self.value.",
+}
+"""Second and first names of tied tensors."""
 _DEFAULTS = {field.name: field.default for field in fields(TextSettings)}
 
 
@@ -92,8 +99,8 @@ def load_bert(encoder: FusionBert, source: str) -> str:
 
 def _layer_of(key: str) -> int:
     """Return the index of the layer that a key of a BERT belongs to, else -1."""
-    parts = key.split(".")
-    return int(parts[parts.index("layer") + 1]) if "layer" in parts else -1
+    match = re.search(r"\.layer\.(\d+)\.", key)
+    return int(match[1]) if match else -1
 
 
 def sizes_of_bert(text: TextSettings) -> dict[str, int]:
@@ -113,11 +120,11 @@ def sizes_of_bert(text: TextSettings) -> dict[str, int]:
     config = _bert_config(folder)
     sizes = {name: getattr(config, bert_name) for name, bert_name in _BERT_NAMES.items()}
     for name, size in sizes.items():
-        given = getattr(text, name)
+        setting = getattr(text, name)
         # The command line sets the vocabulary from the data, whose tokenizer may have fewer entries.
-        if name != "vocab_size" and given not in (_DEFAULTS[name], size):
+        if name != "vocab_size" and setting not in (_DEFAULTS[name], size):
             raise UserError(
-                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {given}: leave it out."
+                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {setting}: leave it out."
             )
     return sizes | _layers(text, config.num_hidden_layers, folder) | _special_ids(text, folder)
 
@@ -170,28 +177,12 @@ def _special_ids(text: TextSettings, folder: Path) -> dict[str, int]:
 # From a trained ALBEF
 
 
-def load_trained(module: nn.Module, source: str) -> str:
-    """Fill student and teacher from a trained ALBEF, without its queues: keys of another model are wrong negatives.
-
-    Args:
-        module: as in `load_state`.
-        source: checkpoint of the authors or of `ALBEFModule`, or the folder of an export.
-
-    Returns:
-        Description of what was loaded and what was not, for a log line.
-
-    Raises:
-        UserError: If the source does not exist, is of another kind, or does not fit. Nothing is loaded then.
-    """
-    state, name, name_in_source = read_trained(source)
-    return load_state(module, state, name, queues=False, name_in_source=name_in_source)
-
-
-def read_trained(source: str) -> tuple[dict[str, Tensor], str, Callable[[str], str]]:
+def read_trained(source: str, depth: int) -> tuple[dict[str, Tensor], str, Callable[[str], str]]:
     """Read a trained model of ALBEF's family.
 
     Args:
         source: checkpoint of the authors or of this package, or the folder of an export.
+        depth: number of text layers of the module that is filled.
 
     Returns:
         The state under the names of this package, a description of the source, and a function from these names to the
@@ -208,40 +199,28 @@ def read_trained(source: str) -> tuple[dict[str, Tensor], str, Callable[[str], s
             "Expected a checkpoint of the authors or of this package, or the folder of an export, got no file or "
             f"folder {source!r}: correct model.weights."
         )
-    content = _read_file(path)
+    content = read_pickle(path)
     if "state_dict" in content:
         return _tensors(content["state_dict"], source), f"the checkpoint {source!r}", str
     official = _tensors(content.get("model", content), source)
-    name_in_source = partial(official_name, flat=is_flat(official))
+    name_in_source = partial(official_name, flat=is_flat(official), depth=depth)
     return from_official(official), f"the authors' checkpoint {source!r}", name_in_source
 
 
-def load_official(
-    module: nn.Module,
-    official: Mapping[str, Tensor],
-    queues: bool = True,
-    source: str = "a state dict of the authors",
-) -> str:
-    """Load a state dict in the authors' layout, of either family; as `load_state`."""
-    name_in_source = partial(official_name, flat=is_flat(official))
-    return load_state(module, from_official(official), source, queues, name_in_source)
-
-
 def load_state(
-    module: nn.Module,
+    module: Any,
     state: Mapping[str, Tensor],
     source: str,
     queues: bool,
     name_in_source: Callable[[str], str] = str,
 ) -> str:
-    """Load a state dict with the names of this package, strictly except for optional tensors.
+    """Load a state dict into an `ALBEFModule`, as `load_networks`.
 
-    Without a teacher in the source, the teacher becomes a copy of the student. Position tables are resized to the
-    module's grid. A language-model head that the module lacks and queues of another size are not loaded.
+    A language-model head that the module lacks and queues of another size are not loaded.
 
     Args:
-        module: module to fill, with the networks `student` and `teacher`, a matching head and two queues (`QUEUES`).
-        state: state dict, with tied weights once or twice.
+        module: an `ALBEFModule`.
+        state: state dict with the names of this package.
         source: description of the source, for messages.
         queues: whether to load the queues too, whose keys belong to these weights.
         name_in_source: maps a name of this package to the source's, for messages.
@@ -256,26 +235,15 @@ def load_state(
     state = dict(state)
     notes = []
 
-    has_head = any(_HEAD in name for name in module_state)
-    heads = [name for name in state if _HEAD in name]
-    if has_head and not heads and any(".text_encoder." in name for name in state):
+    has_head = any(_HEAD in name for name in state)
+    if module.mlm and not has_head and any(".text_encoder." in name for name in state):
         raise UserError(
             f"Expected a language-model head in {source}, got none: set model.mlm to false, as fine-tuning for "
             "retrieval does, or start from pre-training weights."
         )
-    if heads and not has_head:
-        state = {name: tensor for name, tensor in state.items() if name not in heads}
+    if has_head and not module.mlm:
+        state = {name: tensor for name, tensor in state.items() if _HEAD not in name}
         notes.append("without its language-model head")
-
-    if not any(name.startswith("teacher.") for name in state):
-        state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith("student.")}
-        notes.append("the teacher as the student's copy")
-
-    fill_tied(state, tied_names(module_state), source, "ALBEF", name_in_source)
-
-    resized = resize_position_tables(state, module_state)
-    if resized:
-        notes.append(resized)
 
     saved_queues = {name for name in state if name in module_state and name.startswith(QUEUES)}
     fits = all(len(state[name]) == len(module_state[name]) for name in saved_queues if name.endswith(".features"))
@@ -287,23 +255,86 @@ def load_state(
     for name, queue in module.named_children():  # the authors' files have ids of images only
         if isinstance(queue, FeatureQueue) and f"{name}.ids" in state:
             state[f"{name}.ids"] = queue.fitting_ids(state[f"{name}.ids"])
-
-    load_fitting(module, state, f"ALBEF from {source}", name_in_source)
+    notes += load_networks(module, state, source, name_in_source=name_in_source)
     return ", ".join([source, *notes])
 
 
-def tied_names(names: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return the redundant name of each tied tensor, mapped to the other name."""
-    tied = {
-        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
-    pairs = {
-        f"{root}.text_encoder.{alias}": f"{root}.text_encoder.{name}"
-        for root in ("student", "teacher")
-        for alias, name in tied.items()
-    }
-    return {alias: name for alias, name in pairs.items() if alias in names}
+def load_networks(
+    module: Any,
+    state: Mapping[str, Tensor],
+    source: str,
+    new: Sequence[str] = (),
+    teacher_start: Literal["weights", "random"] = "weights",
+    name_in_source: Callable[[str], str] = str,
+) -> list[str]:
+    """Load a state dict with the names of this package, strictly except for optional tensors.
+
+    Without a teacher in the source, the teacher becomes a copy of the student. Position tables are resized to the
+    module's grid.
+
+    Args:
+        module: module to fill, with the networks `student` and `teacher` (None without distillation).
+        state: state dict, with tied weights once or twice.
+        source: description of the source, for messages.
+        new: prefixes of a network's tensors, such as "cls_head.", that may be missing and then start at random.
+        teacher_start: as in `TaskMomentumSettings`.
+        name_in_source: maps a name of this package to the source's, for messages.
+
+    Returns:
+        Notes for a log line on what differs from the source.
+
+    Raises:
+        UserError: If the other tensors do not fit; the message lists the keys. Nothing is loaded then.
+    """
+    module_state = module.state_dict()
+    state = dict(state)
+    notes = []
+
+    random = _missing("student.", new, state)
+    if random:
+        notes.append(f"{', '.join(prefix.rstrip('.') for prefix in random)} at random")
+        names = tuple(f"student.{prefix}" for prefix in random)
+        state |= {name: tensor for name, tensor in module_state.items() if name.startswith(names)}
+    has_teacher = any(name.startswith("teacher.") for name in state)
+    random_teacher = not has_teacher and teacher_start == "random"
+    if module.teacher is not None:
+        copied = tuple(f"student.{prefix}" for prefix in _missing("teacher.", new if has_teacher else [""], state))
+        state |= {f"teacher.{name[8:]}": tensor for name, tensor in state.items() if name.startswith(copied)}
+        if not has_teacher:
+            notes.append("the teacher at random" if random_teacher else "the teacher as the student's copy")
+
+    fill_tied(state, tied_names(module_state), source, "the model", name_in_source)
+    if resized := resize_position_tables(state, module_state):
+        notes.append(resized)
+    if random_teacher:
+        # The authors copy the random student before they load the weights, and average before the first pass.
+        weight = 1 - module.momentum.momentum
+        state |= {
+            name: torch.lerp(tensor, state[f"student.{name[8:]}"], weight)
+            for name, tensor in module_state.items()
+            if name.startswith("teacher.")
+        }
+    load_fitting(module, state, f"{type(module).__name__} from {source}", name_in_source)
+    return notes
+
+
+def _missing(network: str, prefixes: Sequence[str], state: Mapping[str, Tensor]) -> list[str]:
+    """Return the prefixes of a network's tensors of which a state dict has none."""
+    return [prefix for prefix in prefixes if not any(name.startswith(f"{network}{prefix}") for name in state)]
+
+
+def tied_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the second name of each tied tensor, mapped to the first.
+
+    A language-model head shares the words and its bias, and the halves of a doubled layer share projections.
+    """
+    return {name: name.replace(second, first) for name in names for second, first in _TIED.items() if second in name}
+
+
+def without_tied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict without second names of tied tensors, which safetensors refuses."""
+    second_names = tied_names(state)
+    return {name: tensor for name, tensor in state.items() if name not in second_names}
 
 
 def resize_position_tables(state: dict[str, Tensor], module_state: Mapping[str, Tensor]) -> str:
@@ -324,23 +355,6 @@ def resize_position_tables(state: dict[str, Tensor], module_state: Mapping[str, 
             state[name] = resize_positions(table, (side, side))
             note = f"positions resized from {patches} to {expected} patches"
     return note
-
-
-def _read_file(path: Path) -> dict[str, Any]:
-    """Return the content of a file of `torch.save`, tensors and plain data only."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        if foreign:
-            raise UserError(
-                f"Expected tensors and plain data in {str(path)!r}, got {foreign[1]}: if you trust its origin, load "
-                "it with torch.load(..., weights_only=False) and save its entry 'model' alone."
-            ) from error
-        raise UserError(
-            f"Expected a file of torch.save in {str(path)!r}, got a damaged file or another format: get it again."
-        ) from error
-    return content if isinstance(content, dict) else {}
 
 
 def _tensors(state: Any, source: str) -> dict[str, Tensor]:

@@ -253,12 +253,13 @@ def _token_index(attention_mask: Tensor) -> Tensor:
     return attention_mask.flatten().nonzero()[:, 0]
 
 
-def _same_tower(trained: dict[str, str] | None, given: dict[str, str] | None) -> dict[str, str] | None:
+def _same_tower(trained_on: dict[str, str] | None, data: dict[str, str] | None) -> dict[str, str] | None:
     """Return the origin of embeddings, after a comparison of that of the training with that of the data."""
-    if trained is not None and given is not None and trained["sha256"] != given["sha256"]:
+    if trained_on is not None and data is not None and trained_on["sha256"] != data["sha256"]:
         raise UserError(
-            f"Expected embeddings by {trained['model']} of {trained['weights']!r} (sha256 {trained['sha256'][:12]}), "
-            f"which the mapper was trained on, got those by {given['model']} of {given['weights']!r} (sha256 "
-            f"{given['sha256'][:12]}): embed the images with the former, and give the file as data.embeddings."
+            f"Expected embeddings by {trained_on['model']} of {trained_on['weights']!r} (sha256 "
+            f"{trained_on['sha256'][:12]}), which the mapper was trained on, got those by {data['model']} of "
+            f"{data['weights']!r} (sha256 {data['sha256'][:12]}): embed the images with the former, and give the file "
+            "as data.embeddings."
         )
-    return trained or given
+    return trained_on or data

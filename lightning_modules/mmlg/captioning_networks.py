@@ -5,7 +5,7 @@ ClipCap is Mokady et al., arXiv 2111.09734.
 Shapes: B images, L tokens, D embedding dimension, P tokens of the prefix, W token dimension of the language model.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from timm.layers import Mlp
@@ -73,15 +73,8 @@ class CaptionMapper(nn.Module):
         return x[:, self.clip_length :]
 
 
-class LanguageModel(NamedTuple):
-    """A causal language model of the transformers library, in eval mode and float32, and its tokenizer."""
-
-    network: Any
-    tokenizer: Any
-
-
-def load_language_model(name: str, mapper: MapperSettings, generation: GenerationSettings) -> LanguageModel:
-    """Load a language model and its tokenizer.
+def load_language_model(name: str, mapper: MapperSettings, generation: GenerationSettings) -> tuple[Any, Any]:
+    """Load a causal language model of the transformers library, in eval mode and float32, and its tokenizer.
 
     Args:
         name: name on the hub, or a folder.
@@ -109,7 +102,7 @@ def load_language_model(name: str, mapper: MapperSettings, generation: Generatio
             f"mapper.prefix_length {mapper.prefix_length} and generation.max_new_tokens {generation.max_new_tokens}: "
             "lower one of them."
         )
-    return LanguageModel(network.requires_grad_(False).eval(), tokenizer)
+    return network.requires_grad_(False).eval(), tokenizer
 
 
 def _from_hub(auto_class: Any, name: str, **options: Any) -> Any:

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 from ...callbacks import AtomicCheckpointIO, ImageEmbeddingWriter, missing_callbacks
 from ...common.errors import UserError
 from ...common.preprocessing import Preprocessing
+from ..base.exported import rebuild
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
 from ..core.trainers import datamodule_of
 from ..networks.published_clip import load_published
-from .students import as_clip, rebuild_student, student_preprocessing
+from .module import MMLGModule
+from .students import as_clip, student_preprocessing
 
 
 class ImageEmbeddingModule(LightningModule):
@@ -108,25 +110,17 @@ def load_image_tower(model: str | None, weights: str) -> ImageTower:
     Raises:
         UserError: If there is no such file, folder, model or tag, or the weights are of another model.
     """
-    trained = _tower_of_training(Path(weights).expanduser())
-    if trained is not None:
-        network, preprocessing = trained
-        frozen = Frozen(network, "tower", "model.weights")
-        return ImageTower(frozen, preprocessing, {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()})
+    path = Path(weights).expanduser()
+    if path.suffix == ".ckpt":
+        if not path.exists():
+            raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
+        content = AtomicCheckpointIO().load_checkpoint(path)
+        if "model" not in content.get("hyper_parameters", {}):  # else it is MobileCLIP's, which `load_published` reads
+            source = f"the checkpoint {str(path)!r}"
+            student = rebuild(MMLGModule, content["hyper_parameters"], content["state_dict"], source).student
+            frozen = Frozen(as_clip(student.float().eval()).visual, "tower", "model.weights")
+            origin = {"model": "CLIP", "weights": weights, "sha256": frozen.fingerprint()}
+            return ImageTower(frozen, Preprocessing.from_dict(student_preprocessing(content), source), origin)
     loaded = load_published(model, weights)
     origin = {"model": loaded.model, "weights": loaded.weights, "sha256": loaded.sha256}
     return ImageTower(Frozen(_OpenCLIPImageTower(loaded.network)), loaded.preprocessing, origin)
-
-
-def _tower_of_training(path: Path) -> tuple[nn.Module, Preprocessing] | None:
-    """Return the image tower of a checkpoint of `MMLGModule`; None for other files."""
-    if path.suffix != ".ckpt":
-        return None
-    if not path.exists():
-        raise UserError(f"Expected the checkpoint of a training, found none at {str(path)!r}: correct the path.")
-    content = AtomicCheckpointIO().load_checkpoint(path)
-    if "model" in content.get("hyper_parameters", {}):  # MobileCLIP's, which `load_published` reads
-        return None
-    source = f"the checkpoint {str(path)!r}"
-    student = rebuild_student(content, source)
-    return as_clip(student).visual, Preprocessing.from_dict(student_preprocessing(content), source)

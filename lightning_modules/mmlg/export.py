@@ -9,12 +9,13 @@ import open_clip
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
 from ...common.preprocessing import Preprocessing, described
+from ..base.exported import rebuild
 from ..core.programs import LAYOUTS as PROGRAMS
 from ..networks.clip.files import write_open_clip
 from ..networks.clip.programs import export_towers
 from ..networks.clip.transformers_layout import LAYOUT as TRANSFORMERS
 from ..networks.clip.transformers_layout import save_transformers
-from .students import as_clip, clip_config, rebuild_student, student_preprocessing
+from .students import as_clip, clip_config, student_preprocessing
 
 LAYOUTS = {
     "open_clip": "a folder that open_clip.create_model_and_transforms('local-dir:<folder>') loads, and MMLGModule",
@@ -25,22 +26,12 @@ LAYOUTS = {
 """Description of each layout; the first is the default."""
 
 
-def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def export(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
     """Write the student of a checkpoint; an auxiliary as the CLIP of full depth that it computes.
 
-    Args:
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-        target: path to write to: a new name, or an empty folder.
-        layout: one of `LAYOUTS`.
-
-    Returns:
-        A sentence for the log.
-
-    Raises:
-        UserError: If the checkpoint does not fit its own settings, or the target cannot be written.
+    Arguments, result and errors are those of `ExportedModule.write_layout`, for the class `MMLGModule`.
     """
-    student = rebuild_student(content, source)
+    student = rebuild(cls, content["hyper_parameters"], content["state_dict"], source).student.float().eval()
     record = student_preprocessing(content)
     if layout == "open_clip":
         write_open_clip(as_clip(student), clip_config(student.sizes), Preprocessing.from_dict(record, source), target)

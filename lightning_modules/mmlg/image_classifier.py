@@ -21,14 +21,13 @@ from ...common.ranges import COUNT, check_heads, check_patches
 from ..base.method import Method
 from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32
-from ..core.settings import settings
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
 from ..networks.cifar.classifier import init_linear
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
-from .settings import ClassifierOptimSettings, ClassifierVisionSettings, TowerSettings
+from .settings import ClassifierOptimSettings, ClassifierVisionSettings
 
 _TOWERS = ("tower.", "student.visual.")  # in checkpoints of MMLGImageClassifierModule and of MMLGModule
 _POSITIONS = "positional_embedding"
@@ -133,7 +132,7 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
     """Fill a vision tower without projection from a checkpoint of `MMLGModule` or `MMLGImageClassifierModule`.
 
     Args:
-        tower: what to fill.
+        tower: the tower to fill.
         source: path of the checkpoint, a file or folder.
         heads: number of attention heads of the tower, which its weights do not determine.
 
@@ -148,23 +147,16 @@ def load_vision_tower(tower: VisionTransformer, source: str, heads: int) -> str:
         raise UserError(f"Expected a checkpoint to start from, found none at {source!r}: correct model.weights.")
     content = AtomicCheckpointIO().load_checkpoint(path)
     state = _tower_state(content, source)
-    trained_heads = _heads_of_training(content.get("hyper_parameters", {}))
-    if trained_heads not in (None, heads):
+    arguments = content.get("hyper_parameters", {})
+    sizes = arguments.get("towers") or arguments.get("vision") or {}  # of MMLGModule, of this class
+    trained_heads = sizes.get("heads", heads)
+    if trained_heads != heads:
         raise UserError(
             f"Expected a tower with {heads} heads in {source!r}, got {trained_heads}: set model.vision.heads to that."
         )
     resampled = _resample_positions(state, tower)
     load_fitting(tower, state, f"the vision tower from {source!r}")
     return f"The vision tower starts from {source!r}{resampled}."
-
-
-def _heads_of_training(arguments: Mapping[str, Any]) -> int | None:
-    """Return the attention heads of a training of `MMLGModule` or `MMLGImageClassifierModule`; None of any other."""
-    if "towers" in arguments:
-        return settings(TowerSettings, arguments["towers"]).heads
-    if "num_classes" in arguments and "vision" in arguments:
-        return settings(ClassifierVisionSettings, arguments["vision"]).heads
-    return None
 
 
 def _tower_state(content: Mapping[str, Any], source: str) -> dict[str, Tensor]:

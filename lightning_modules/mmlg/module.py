@@ -24,7 +24,6 @@ from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, missing_ca
 from ...callbacks.distributed.collectives import rank
 from ...callbacks.learngene.file import Learngene
 from ...callbacks.learngene.layers import LearngeneTerms
-from ...common.errors import UserError
 from ...common.log import log_global
 from ...common.ranges import Range
 from ..base.example_batch import pair_batch
@@ -36,7 +35,7 @@ from ..core.frozen import Frozen
 from ..core.precision import unit
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import ContrastLosses, PairFeatures, contrast_losses, pair_ids
+from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -122,9 +121,13 @@ class MMLGModule(Method):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return L = L_CLIP + lambda L_dist over the pairs of all ranks (eqs. 3 to 8)."""
-        self._check_tokens(batch["input_ids"])
-        teachers = self._teacher_features(batch)  # before the student, to free the teacher's activations
-        image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], self.memory.micro_batch_size)
+        check_length(batch["input_ids"], self.text.max_tokens)
+        slice_rows = self.memory.micro_batch_size
+        teachers = []
+        if self.distillation.distillation_weight:  # before the student, to free the teacher's activations
+            image, text = teacher_features(self.teacher.network, batch["image"], batch["input_ids"], slice_rows)
+            teachers.append(gathered_features(image, text, self.teacher_scale))
+        image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], slice_rows)
         student = gathered_features(image, text, self.student.logit_scale.exp(), gradient=True)
         # The teacher's targets include pairs of the same image.
         ids = None if teachers else pair_ids(batch, True, self.distillation.mask_same_text)
@@ -137,23 +140,6 @@ class MMLGModule(Method):
             self.log("train/distillation", distillation_loss(losses).detach())
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return loss
-
-    def _teacher_features(self, batch: Batch) -> Sequence[PairFeatures]:
-        """Return the features of the teacher; none where nothing is distilled."""
-        if not self.distillation.distillation_weight:
-            return []
-        image, text = teacher_features(
-            self.teacher.network, batch["image"], batch["input_ids"], self.memory.micro_batch_size
-        )
-        return [gathered_features(image, text, self.teacher_scale)]
-
-    def _check_tokens(self, input_ids: Tensor) -> None:
-        length = self.text.max_tokens
-        if input_ids.shape[1] != length:
-            raise UserError(
-                f"Expected captions of {length} tokens, which the text tower takes, got {input_ids.shape[1]}: set "
-                f"data.tokenizer clip, data.vocab_size {self.text.vocab_size} and data.max_tokens {length}."
-            )
 
     def bounds(self) -> Iterable[Bound]:
         """Keep the logit scale, a logarithm, between 1 and `max_logit_scale`."""
@@ -202,7 +188,7 @@ class MMLGModule(Method):
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Encode texts [B, L]: unit-length features [B, E] of the end-of-text tokens."""
-        self._check_tokens(input_ids)
+        check_length(input_ids, self.text.max_tokens)
         return unit(self.student.encode_text(input_ids))
 
     # ---- Start of a run ----------------------------------------------------------------------------------------------
@@ -256,7 +242,7 @@ class MMLGModule(Method):
     @classmethod
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return export(content, source, target, layout)
+        return export(cls, content, source, target, layout)
 
 
 def extraction_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:

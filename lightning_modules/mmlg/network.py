@@ -43,11 +43,7 @@ class Block(nn.Module):
 
 
 class VisionEnds(nn.Module):
-    """The vision tower without its layers.
-
-    Args:
-        sizes: of both towers.
-    """
+    """The vision tower without its layers."""
 
     def __init__(self, sizes: LearngeneSizes) -> None:
         super().__init__()
@@ -75,11 +71,7 @@ class VisionEnds(nn.Module):
 
 
 class TextEnds(nn.Module):
-    """The text tower without its layers.
-
-    Args:
-        sizes: of both towers.
-    """
+    """The text tower without its layers."""
 
     def __init__(self, sizes: LearngeneSizes) -> None:
         super().__init__()
@@ -103,11 +95,7 @@ class TextEnds(nn.Module):
 
 
 class SummedLayer(nn.Module):
-    """A transformer layer whose weights are arguments.
-
-    Args:
-        heads: attention heads.
-    """
+    """A transformer layer whose weights are arguments."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -131,9 +119,6 @@ class SummedCLIP(nn.Module):
 
     Parameters have the names of the learngene's tensors. The sums are computed once per call. FSDP2 makes one group of
     all parameters, since every layer needs several blocks. A subclass registers the blocks and supplies `layers_of`.
-
-    Args:
-        sizes: of both towers.
     """
 
     method: MethodName
@@ -221,9 +206,6 @@ class LearngeneCLIP(SummedCLIP):
 
     Each sum is computed once and used twice, so that autograd saves it once.
 
-    Args:
-        sizes: of both towers.
-
     Raises:
         UserError: If the number of layers is odd.
     """
@@ -294,9 +276,6 @@ class LinearCLIP(SummedCLIP):
     """TLEG's auxiliary: layer i of n is base + i / n * slope, with two blocks for each tower.
 
     TLEG is Xia et al., "Transformer as Linear Expansion of Learngene".
-
-    Args:
-        sizes: of both towers.
     """
 
     method = "TLEG"

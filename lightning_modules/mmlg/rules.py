@@ -144,11 +144,6 @@ def number_of_pairs(sizes: LearngeneSizes) -> int:
     return sizes.layers // 2
 
 
-def pair_of(layer: int) -> int:
-    """Return the pair of a layer of the auxiliary, which is the index of its coefficients too; both from 0."""
-    return layer // 2
-
-
 def group_of(pair: int) -> int:
     """Return the group whose blocks make up a pair, 1 or 2."""
     return GROUPS[pair % len(GROUPS)]

@@ -143,22 +143,18 @@ class ClassifierVisionSettings(SettingsGroup, option="vision"):
 
 
 @dataclass(frozen=True)
-class ClassifierOptimSettings(SettingsGroup, option="optim"):
-    """AdamW with linear warm-up and cosine decay to 0.
+class ClassifierOptimSettings(OptimSettings):
+    """AdamW with linear warm-up and cosine decay to 0; betas and epsilon are those of extraction.
 
     Args:
         learning_rate: peak learning rate (paper, appendix A.3).
         warmup_steps: optimizer steps of warm-up (paper, appendix A.3); a tenth of a run that is not longer than that.
         weight_decay: weight decay (paper, appendix A.3); vectors are exempt.
-        betas: beta1 and beta2 (as in extraction; the paper gives none).
-        eps: epsilon (as in extraction; the paper gives none).
     """
 
-    learning_rate: Annotated[float, RATE] = 1e-4
-    warmup_steps: Annotated[int, NOT_NEGATIVE] = 5_000
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
-    betas: Annotated[tuple[float, float], BELOW_ONE] = (0.9, 0.98)
-    eps: Annotated[float, POSITIVE] = 1e-6
+    learning_rate: float = 1e-4
+    warmup_steps: int = 5_000
+    weight_decay: float = 0.01
 
 
 @dataclass(frozen=True)

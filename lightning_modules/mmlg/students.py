@@ -1,4 +1,4 @@
-"""Networks that `MMLGModule` trains, by the name of the student, and the students of earlier trainings.
+"""Networks that `MMLGModule` trains, by the name of the student.
 
 The ordinary CLIP, into which a learngene is expanded, is open_clip's. Trained from scratch or in full, it is a baseline
 of MM-LG, and its last layers are the learngene of He-LG.
@@ -16,13 +16,12 @@ from ...callbacks.learngene.layers import TOWERS
 from ...callbacks.learngene.sizes import LearngeneSizes
 from ...common.errors import UserError
 from ...common.preprocessing import Preprocessing, training_record
-from ..core.fitting import load_fitting, student_state
 from ..core.memory import in_slices
 from ..core.settings import settings
 from ..networks.attention import set_clip_attention
 from .network import LearngeneCLIP, LinearCLIP, SummedCLIP
 from .rules import LAST_LAYERS, MethodName
-from .settings import TextSettings, TowerSettings, VisionSettings, learngene_sizes
+from .settings import VisionSettings
 
 Student = Literal["MM-LG", "TLEG", "plain"]
 
@@ -41,11 +40,7 @@ def clip_config(sizes: LearngeneSizes) -> dict[str, Any]:
 
 
 class PlainCLIP(open_clip.CLIP):
-    """open_clip's CLIP with the interface of `SummedCLIP`, and any number of layers.
-
-    Args:
-        sizes: of both towers.
-    """
+    """open_clip's CLIP with the interface of `SummedCLIP`, and any number of layers."""
 
     method: MethodName = "He-LG"
 
@@ -56,13 +51,7 @@ class PlainCLIP(open_clip.CLIP):
         set_clip_attention(self)
 
     def encode_pairs(self, image: Tensor, input_ids: Tensor, size: int | None = None) -> tuple[Tensor, Tensor]:
-        """Encode images and texts: unnormalized features [B, E] of both.
-
-        Args:
-            image: images [B, 3, S, S].
-            input_ids: token ids, long [B, L].
-            size: pairs in a slice, as in `in_slices`.
-        """
+        """Encode images and texts; arguments and result as of `SummedCLIP.encode_pairs`."""
         # The class's own methods, since FSDP2 wraps those of the instance: nested wrappers leave the logit scale
         # sharded.
         encode_image = super().encode_image
@@ -109,33 +98,6 @@ NETWORKS: dict[str, type[SummedCLIP] | type[PlainCLIP]] = {
     "plain": PlainCLIP,
 }
 """Network of each student."""
-
-
-def rebuild_student(content: Mapping[str, Any], source: str) -> SummedCLIP | PlainCLIP:
-    """Return the student of a checkpoint, in eval mode.
-
-    Args:
-        content: the checkpoint.
-        source: description of the checkpoint for messages.
-
-    Raises:
-        UserError: If the checkpoint is of another class or version, or does not fit its own settings.
-    """
-    arguments = content["hyper_parameters"]
-    missing = [name for name in ("student", "towers", "vision", "text") if name not in arguments]
-    if missing:
-        raise UserError(
-            f"Expected the settings of MMLGModule in {source}, got none of {' and '.join(missing)}: give a checkpoint "
-            "of that class, from this version of vlightning."
-        )
-    sizes = learngene_sizes(
-        settings(TowerSettings, arguments["towers"]),
-        settings(VisionSettings, arguments["vision"]),
-        settings(TextSettings, arguments["text"]),
-    )
-    student = NETWORKS[arguments["student"]](sizes)
-    load_fitting(student, student_state(content), f"the student from {source}")
-    return student.eval()
 
 
 def student_preprocessing(content: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def read_classifier(path: str | Path) -> dict[str, Tensor]:
     path = Path(path).expanduser()
     if not path.is_file():
         raise UserError(f"Expected a checkpoint of a classifier in {str(path)!r}, got no file: correct the path.")
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_pickle(path)
     state = content.get("model", content.get("state_dict", content))
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(
@@ -203,7 +203,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def _read_pickle(path: Path) -> dict[str, Any]:
+def read_pickle(path: Path) -> dict[str, Any]:
     """Read a file of `torch.save` with tensors, plain data and numpy scalars, and nothing else."""
     try:
         with torch.serialization.safe_globals(_numpy_scalars()):

@@ -80,7 +80,7 @@ def test_a_training_batch_has_the_weighted_answers_of_both_data_sets(folder):
     assert (batch["answer_ids"][torch.arange(len(ends)), ends] == tokenizer.sep_token_id).all()
     assert (batch["answer_ids"][:, 0] == tokenizer.cls_token_id).all()
     assert (batch["input_ids"] != tokenizer.sep_token_id).all()  # questions have none
-    assert len(batch["answer_places"]) == int(ends.sum())
+    assert len(batch["answer_positions"]) == int(ends.sum())
 
 
 def test_questions_are_truncated_in_training_only(folder):

@@ -8,7 +8,7 @@ Shapes: B pairs of an image and a text, E embedding dimension.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Annotated, Literal, NamedTuple
 
 import torch
@@ -23,10 +23,9 @@ from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..itm import forbidden_pairs
 from ..losses import mean_count
 from ..settings import AssignmentOptimSettings, MemorySettings, TextSettings, VisionSettings
-from . import weights as initial_weights
 from .network import AssignmentNetwork
-from .official import double_fusion
 from .task import TaskMethod
+from .weights import double_fusion
 
 TEMPERATURE = 0.07
 """Divisor of the similarities that negatives are drawn by; the authors', whatever the learned temperature is."""
@@ -90,6 +89,8 @@ class TextAssignmentModule(TaskMethod):
     """
 
     temperature: Tensor
+    new_weights = ("ta_head.",)
+    unused_weights = ("text_encoder.cls.",)
 
     def __init__(
         self,
@@ -134,7 +135,6 @@ class TextAssignmentModule(TaskMethod):
         """Return a clause for each result that depends on how the global batch is divided among the processes."""
         return ["negatives are drawn from the batch of each process"]
 
-    def task_weights(self) -> initial_weights.TaskWeights:
-        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
-        double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
-        return initial_weights.TaskWeights(new=("ta_head.",), unused=("text_encoder.cls.",), convert=double)
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF."""
+        return double_fusion(state, self.text.depth, self.text.fusion_depth)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from torch import Tensor
-
-from ....callbacks import ClassPredictionWriter
 from ....common.ranges import COUNT
-from ...base.example_batch import pair_batch
-from ...evaluation.classification import ClassificationEvaluation, check_classes
-from ...evaluation.protocol import Batch
+from ...evaluation.classification import check_classes
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..settings import EntailmentMomentumSettings, MemorySettings, TaskOptimSettings, TaskVisionSettings, TextSettings
-from . import weights as initial_weights
-from .network import TaskNetwork, class_head
-from .task import LONGEST_EXAMPLE, TaskMethod
-
-INPUTS = ("input_ids", "attention_mask", "image")
+from .task import ClassificationTask
 
 
-class EntailmentModule(TaskMethod):
+class EntailmentModule(ClassificationTask):
     """Classification of an image with a text into contradiction (0), neutral (1) and entailment (2).
 
     Defaults are the paper's.
@@ -39,7 +29,7 @@ class EntailmentModule(TaskMethod):
         lr_scheduler: replaces the paper's schedule.
     """
 
-    writer = ClassPredictionWriter
+    inputs = ("input_ids", "attention_mask", "image")
 
     def __init__(
         self,
@@ -58,33 +48,9 @@ class EntailmentModule(TaskMethod):
         self.weights = weights
         self.num_classes = num_classes
 
-        def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(self.vision, text, class_head(text.width, num_classes), 1, recompute)
-
-        self.build(network)
-        self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy, with the teacher's classes as soft targets."""
-        alpha = self.current_alpha()
-        loss = self.distilled_loss(alpha, batch["label"], *(batch[name] for name in INPUTS))
-        self.log_step(loss, alpha)
-        return loss
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, image: Tensor) -> Tensor:
-        """Return logits [B, C] of texts, ids and mask [B, L], with images [B, 3, S, S]."""
-        logits: Tensor = self.student(input_ids, attention_mask, image)
-        return logits
-
-    def task_weights(self) -> initial_weights.TaskWeights:
-        """Start from a trained ALBEF without projections and language-model head; the classification head is new."""
-        return initial_weights.TaskWeights(new=("cls_head.",))
+        self.build_classifier(num_classes)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the number of classes with the data's."""
         super().on_fit_start()
         check_classes(self, self.num_classes)
-
-    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
-        return pair_batch(self, rows, data, longest=LONGEST_EXAMPLE)

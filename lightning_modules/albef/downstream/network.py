@@ -19,10 +19,6 @@ class PairFusionLayer(nn.Module):
     """Two fusion layers, of which the first attends to the first image of a pair, and the second to the second.
 
     Only the key and value projections of cross-attention are shared.
-
-    Args:
-        config: BERT sizes and dropout.
-        image_width: width V of the image tokens.
     """
 
     def __init__(self, config: BertConfig, image_width: int) -> None:
@@ -80,19 +76,10 @@ class TaskNetwork(ImageNetwork):
         return self.fuse(input_ids, attention_mask, *tokens)
 
 
-def class_head(width: int, classes: int) -> nn.Sequential:
-    """Return the authors' head: [B, D] to logits [B, C]."""
-    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, classes))
-
-
 class AssignmentNetwork(TaskNetwork):
     """The networks of text assignment: those for pairs of images, and the frozen projections of the pre-training.
 
-    Args:
-        vision: sizes of the image encoder.
-        text: sizes of the text and fusion encoder.
-        embed_dim: embedding dimension of the contrastive space.
-        activation_checkpointing: whether every block recomputes its activations in the backward pass.
+    Arguments are those of `ALBEFNetwork`.
     """
 
     def __init__(
@@ -141,13 +128,9 @@ class VQANetwork(ImageNetwork):
     def encode_text(
         self, input_ids: Tensor, attention_mask: Tensor, image_tokens: Tensor, image_index: Tensor | None = None
     ) -> Tensor:
-        """Encode questions, ids and mask [Q, Lq], with their images: [Q, Lq, D].
+        """Encode questions, ids and mask [Q, Lq], with the tokens [B, N, V] of their images: [Q, Lq, D].
 
-        Args:
-            input_ids: long [Q, Lq].
-            attention_mask: [Q, Lq].
-            image_tokens: [B, N, V].
-            image_index: long [Q], the image of each question; None if question b belongs to image b.
+        `image_index`, long [Q], is the image of each question; None if question b belongs to image b.
         """
         states = self.text_encoder.encode(input_ids, attention_mask)
         return self.text_encoder.fuse(states, attention_mask, image_tokens, image_index)

@@ -1,27 +1,16 @@
 """NLVR2: whether a statement about two images is true (section 5 of the paper)."""
 
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
 
 from torch import Tensor
 
-from ....callbacks import ClassPredictionWriter
-from ...base.example_batch import pair_batch
-from ...evaluation.classification import ClassificationEvaluation
-from ...evaluation.protocol import Batch
 from ...optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TaskVisionSettings, TextSettings
-from . import weights as initial_weights
-from .network import TaskNetwork, class_head
-from .official import double_fusion
-from .task import LONGEST_EXAMPLE, TaskMethod
-
-INPUTS = ("input_ids", "attention_mask", "image_left", "image_right")
-UNUSED = ("vision_proj.", "text_proj.", "text_encoder.cls.", "ta_head.")
+from .task import ClassificationTask
+from .weights import double_fusion
 
 
-class NLVR2Module(TaskMethod):
+class NLVR2Module(ClassificationTask):
     """Classification of a statement about two images into false (0) and true (1).
 
     Each layer of the fusion encoder is doubled: one half attends to the left image, the other to the right. Defaults
@@ -39,7 +28,8 @@ class NLVR2Module(TaskMethod):
         lr_scheduler: replaces the paper's schedule.
     """
 
-    writer = ClassPredictionWriter
+    inputs = ("input_ids", "attention_mask", "image_left", "image_right")
+    unused_weights = (*ClassificationTask.unused_weights, "ta_head.")
 
     def __init__(
         self,
@@ -56,29 +46,8 @@ class NLVR2Module(TaskMethod):
         self.take_arguments(locals())
         self.weights = weights
 
-        def network(text: TextSettings, recompute: bool) -> TaskNetwork:
-            return TaskNetwork(self.vision, text, class_head(text.width, 2), 2, recompute)
+        self.build_classifier(2)
 
-        self.build(network)
-        self.evaluation = ClassificationEvaluation(INPUTS, {"accuracy": 1}, keeps_result=True)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the cross-entropy, with the teacher's classes as soft targets."""
-        alpha = self.current_alpha()
-        loss = self.distilled_loss(alpha, batch["label"], *(batch[name] for name in INPUTS))
-        self.log_step(loss, alpha)
-        return loss
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, left: Tensor, right: Tensor) -> Tensor:
-        """Return logits [B, 2] of statements, ids and mask [B, L], about images [B, 3, S, S]."""
-        logits: Tensor = self.student(input_ids, attention_mask, left, right)
-        return logits
-
-    def task_weights(self) -> initial_weights.TaskWeights:
-        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF; the head is new."""
-        double = partial(double_fusion, depth=self.text.depth, fusion_depth=self.text.fusion_depth)
-        return initial_weights.TaskWeights(new=("cls_head.",), unused=UNUSED, convert=double)
-
-    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return statements about two images with the shapes of a training, for `vlightning plan`."""
-        return pair_batch(self, rows, data, INPUTS[2:], longest=LONGEST_EXAMPLE)
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Start both halves of each doubled fusion layer from the same layer of a trained ALBEF."""
+        return double_fusion(state, self.text.depth, self.text.fusion_depth)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,11 +26,10 @@ from ..settings import (
     TextSettings,
     VQAOptimSettings,
 )
-from . import weights as initial_weights
 from .answers import Answers, Questions, answer_loss, answer_maps, generate_answers, rank_answers, token_logits
 from .network import VQANetwork
-from .official import with_decoder
 from .task import TaskMethod
+from .weights import with_decoder
 
 
 class VQAModule(TaskMethod):
@@ -83,7 +81,7 @@ class VQAModule(TaskMethod):
             batch["answer_mask"],
             batch["answer_index"],
             batch["answer_weight"],
-            batch["answer_places"],
+            batch["answer_positions"],
         )
         logits = token_logits(self.student, self._encode(self.student, batch), answers)
         teacher_logits = None
@@ -130,11 +128,7 @@ class VQAModule(TaskMethod):
     ) -> Questions:
         """Encode questions, ids and mask [Q, Lq], about images [B, 3, S, S]; each image is encoded once.
 
-        Args:
-            image: [B, 3, S, S].
-            input_ids: long [Q, Lq].
-            attention_mask: [Q, Lq].
-            image_index: long [Q], the image of each question; None if question b belongs to image b.
+        `image_index`, long [Q], is the image of each question; None if question b belongs to image b.
         """
         tokens = self.student.encode_image(image)
         return Questions(self.student.encode_text(input_ids, attention_mask, tokens, image_index), attention_mask)
@@ -205,12 +199,12 @@ class VQAModule(TaskMethod):
         }
 
     def answer_maps(self, image: Tensor, input_ids: Tensor, attention_mask: Tensor, answer_ids: Tensor) -> Tensor:
-        """Return Grad-CAM maps [B, g, g] of what an answer [B, L] to a question [B, Lq] looked at; in eval mode."""
+        """Return Grad-CAM maps [B, g, g] of answers [B, L] to questions [B, Lq] about images; in eval mode."""
         return answer_maps(self.student, image, input_ids, attention_mask, answer_ids, self.text.pad_token_id)
 
-    def task_weights(self) -> initial_weights.TaskWeights:
+    def convert_weights(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Start the decoder from the fusion layers, embeddings and language-model head of a trained ALBEF."""
-        return initial_weights.TaskWeights(new=(), convert=partial(with_decoder, depth=self.text.depth))
+        return with_decoder(state, self.text.depth)
 
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""
@@ -250,7 +244,7 @@ def example_questions(questions: int, length: int) -> dict[str, Tensor]:
         "answer_mask": torch.ones_like(answer_ids),
         "answer_index": question_index.repeat_interleave(answers_each),
         "answer_weight": torch.ones(len(answer_ids)),
-        "answer_places": torch.arange(len(answer_ids) * predicted_tokens),
+        "answer_positions": torch.arange(len(answer_ids) * predicted_tokens),
     }
 
 

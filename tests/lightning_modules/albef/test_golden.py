@@ -8,12 +8,12 @@ import torch
 from safetensors import safe_open
 
 from support.devices.devices import DEVICES, TOLERANCE, moved, whole_float32  # noqa: F401, a fixture
+from support.methods.albef import load_official
 from vlightning.callbacks import EMACallback
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import itc, itm, mlm
 from vlightning.lightning_modules.albef import module as step
 from vlightning.lightning_modules.albef.official import official_name, to_official
-from vlightning.lightning_modules.albef.weights import load_official
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}

@@ -35,7 +35,7 @@ def test_the_middle_fusion_layer_is_the_default(fusion_layers, middle):
 def test_a_layer_without_word_maps_is_refused(layer):
     """In the last layer the attention of words does not reach the matching head: the reference has no map there."""
     module = spread_albef()
-    with pytest.raises(UserError, match=f"got layer {layer}, .* give one from 1 to 2"):
+    with pytest.raises(UserError, match=f"a fusion layer from 1 to 2, .*, got layer {layer}"):
         word_maps(module.student, module.itm_head, *exact_inputs(), layer)
     last = reference_maps(module, *exact_inputs(), layer=3)
     assert last[:, 0].any()

@@ -101,7 +101,7 @@ def test_sources_without_an_image_tower_are_refused(tmp_path):
     content = {"state_dict": {}, "hyper_parameters": {"width": 8}, "pytorch-lightning_version": "2.6.6"}
     torch.save(content | {"epoch": 0, "global_step": 0}, tmp_path / "run.ckpt")
     with pytest.raises(
-        UserError, match=r"Expected the settings of MMLGModule in the checkpoint '.*run\.ckpt', got none of .*towers"
+        UserError, match=r"Expected arguments of MMLGModule in the checkpoint '.*run\.ckpt', got 'width'"
     ):
         load_image_tower(None, str(tmp_path / "run.ckpt"))
     with pytest.raises(UserError, match=r"found none at 'nothing\.ckpt'"):

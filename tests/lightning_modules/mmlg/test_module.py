@@ -282,7 +282,7 @@ def test_invalid_arguments_are_refused_with_one_sentence(options, message):
 def test_captions_of_another_length_are_refused_with_one_sentence():
     columns = batch()
     columns["input_ids"] = columns["input_ids"][:, 1:]
-    with pytest.raises(UserError, match="Expected captions of 6 tokens, which the text tower takes, got 5"):
+    with pytest.raises(UserError, match="Expected captions of 6 tokens, got 5"):
         ready(tiny_extraction(None)).training_step(columns, 0)
 
 

@@ -11,7 +11,6 @@ from vlightning.lightning_modules.mmlg.rules import (
     group_of,
     layer_sum,
     linear_layer,
-    pair_of,
 )
 
 SIZES = LearngeneSizes()
@@ -30,9 +29,8 @@ DESCENDANTS = {
 
 
 def test_layers_have_the_papers_groups_and_coefficients():
-    assert [pair_of(layer) for layer in range(12)] == COEFFICIENT
-    assert [group_of(pair_of(layer)) for layer in range(12)] == GROUP
-    assert (group_of(pair_of(6)), pair_of(6)) == (2, 3)
+    assert [group_of(pair) for pair in descendant_pairs(12)] == GROUP
+    assert (group_of(3), descendant_pairs(12)[6]) == (2, 3)
 
 
 @pytest.mark.parametrize("depth", DESCENDANTS)

@@ -1,10 +1,14 @@
 """A small ALBEF and batches for it."""
 
+from functools import partial
+
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from support.methods.groups import merged
 from vlightning.lightning_modules import ALBEFModule
+from vlightning.lightning_modules.albef.official import from_official, is_flat, official_name
+from vlightning.lightning_modules.albef.weights import load_state
 
 SIZES = {
     "vision": {"image_size": 16, "patch_size": 8, "width": 16, "depth": 2, "heads": 2},
@@ -26,6 +30,12 @@ IMAGE_SIZE, MAX_TOKENS = 16, 16
 def tiny_albef(seed=0, changes=None, kind=ALBEFModule, **more):
     torch.manual_seed(seed)
     return kind(**merged(SIZES, more, changes or {}))
+
+
+def load_official(module, official):
+    """Load a state dict in the authors' layout, with its queues, and return the log line."""
+    name_in_source = partial(official_name, flat=is_flat(official))
+    return load_state(module, from_official(official), "a state dict of the authors", True, name_in_source)
 
 
 def random_batch(size, seed=0, length=6, dtype=torch.float32):

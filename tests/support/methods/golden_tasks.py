@@ -7,8 +7,7 @@ import torch
 from safetensors import safe_open
 
 from vlightning.callbacks import EMACallback
-from vlightning.lightning_modules.albef.downstream.official import to_official
-from vlightning.lightning_modules.albef.downstream.weights import start
+from vlightning.lightning_modules.albef.official import to_official
 
 FOLDER = Path(__file__).parents[2] / "golden"
 
@@ -45,12 +44,13 @@ def sizes(config):
     }
 
 
-def built(kind, task, tensors, config, folder, **arguments):
+def built(kind, tensors, config, folder, **arguments):
     """Return a module with the reference's state, which is read from a file in the authors' layout."""
     momentum = arguments.pop("momentum", {})
-    module = kind(**sizes(config), momentum={"momentum": config["momentum"]} | momentum, **arguments)
-    torch.save({"model": part(tensors, "state.")}, folder / "authors.pth")
-    start(module, str(folder / "authors.pth"), task)
+    arguments |= {"momentum": {"momentum": config["momentum"]} | momentum, "weights": str(folder / "authors.pth")}
+    torch.save({"model": part(tensors, "state.")}, arguments["weights"])
+    module = kind(**sizes(config), **arguments)
+    module.load_initial_weights()
     return module.eval()
 
 

@@ -5,10 +5,7 @@ import torch
 
 from support.methods import golden_tasks
 from vlightning.lightning_modules import EntailmentModule
-from vlightning.lightning_modules.albef.downstream.official import to_official
-from vlightning.lightning_modules.albef.downstream.weights import TaskWeights
-
-TASK = TaskWeights(new=("cls_head.",))
+from vlightning.lightning_modules.albef.official import to_official
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +16,7 @@ def golden():
 @pytest.mark.parametrize("memory", [{}, {"micro_batch_size": 3, "activation_checkpointing": True}])
 def test_step_equals_the_reference(golden, tmp_path, monkeypatch, memory):
     tensors, config = golden
-    module = golden_tasks.built(EntailmentModule, TASK, tensors, config, tmp_path, memory=memory)
+    module = golden_tasks.built(EntailmentModule, tensors, config, tmp_path, memory=memory)
     batch = golden_tasks.part(tensors, "in.")
     torch.testing.assert_close(
         module(batch["input_ids"], batch["attention_mask"], batch["image"]), tensors["out.logits"], rtol=1e-5, atol=1e-5
@@ -30,7 +27,7 @@ def test_step_equals_the_reference(golden, tmp_path, monkeypatch, memory):
 
 def test_the_authors_layout_round_trips(golden, tmp_path):
     tensors, config = golden
-    module = golden_tasks.built(EntailmentModule, TASK, tensors, config, tmp_path)
+    module = golden_tasks.built(EntailmentModule, tensors, config, tmp_path)
     written, expected = to_official(module), golden_tasks.part(tensors, "state.")
     assert written.keys() == expected.keys()
     for name, tensor in expected.items():

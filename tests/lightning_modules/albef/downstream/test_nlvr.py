@@ -5,7 +5,7 @@ import torch
 
 from support.methods import golden_tasks
 from vlightning.lightning_modules import NLVR2Module
-from vlightning.lightning_modules.albef.downstream.official import to_official
+from vlightning.lightning_modules.albef.official import to_official
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,7 @@ def golden():
 def _built(golden, tmp_path, **arguments):
     tensors, config = golden
     config = config | {"bert_layers": 12}
-    task = NLVR2Module(**golden_tasks.sizes(config)).task_weights()
-    return golden_tasks.built(NLVR2Module, task, tensors, config, tmp_path, **arguments)
+    return golden_tasks.built(NLVR2Module, tensors, config, tmp_path, **arguments)
 
 
 def _batch(tensors):

@@ -9,8 +9,8 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesVQADataModule
 from vlightning.lightning_modules import VQAModule
 from vlightning.lightning_modules.albef.downstream.answers import target_positions
-from vlightning.lightning_modules.albef.downstream.official import to_official, with_decoder
-from vlightning.lightning_modules.albef.downstream.weights import TaskWeights
+from vlightning.lightning_modules.albef.downstream.weights import with_decoder
+from vlightning.lightning_modules.albef.official import to_official
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def golden():
 
 
 def build(golden, folder, **arguments):
-    return golden_tasks.built(VQAModule, TaskWeights(new=()), *golden, folder, **arguments)
+    return golden_tasks.built(VQAModule, *golden, folder, **arguments)
 
 
 def training_batch(tensors):
@@ -30,7 +30,7 @@ def training_batch(tensors):
         "answer_mask": mask,
         "answer_index": torch.arange(len(counts)).repeat_interleave(counts),
         "answer_weight": tensors["in.weights"],
-        "answer_places": target_positions(mask),
+        "answer_positions": target_positions(mask),
     }
 
 

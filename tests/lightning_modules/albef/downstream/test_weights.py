@@ -8,9 +8,7 @@ from support.methods.tasks import KINDS, tiny_task
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import EntailmentModule, NLVR2Module
-from vlightning.lightning_modules.albef.downstream.official import save_official
-from vlightning.lightning_modules.albef.downstream.official import to_official as task_to_official
-from vlightning.lightning_modules.albef.official import to_official
+from vlightning.lightning_modules.albef.official import save_official, to_official
 
 HEADS = {"entailment": "cls_head", "nlvr": "cls_head", "assignment": "ta_head"}
 
@@ -70,7 +68,7 @@ def test_a_task_starts_from_a_trained_albef_and_its_teacher_from_the_trained_tea
 def test_nlvr_starts_from_text_assignment_with_the_teacher_as_its_copy_or_as_the_authors(tmp_path):
     stage = tiny_task("assignment", 4)
     save_official(stage, tmp_path / "stage.pth")
-    assert not any("_m." in name for name in task_to_official(stage))
+    assert not any("_m." in name for name in to_official(stage))
     official = tiny_task("nlvr", 5, weights=str(tmp_path / "stage.pth"), momentum={"start": "random", "momentum": 0.9})
     random = {name: tensor.clone() for name, tensor in official.teacher.state_dict().items()}
     module = tiny_task("nlvr", 5, weights=str(tmp_path / "stage.pth"))
@@ -143,7 +141,7 @@ def test_other_weights_are_refused_and_nothing_is_loaded(trained, tmp_path, kind
 
 
 def test_different_shared_projections_and_weights_of_parts_are_refused(tmp_path):
-    state = task_to_official(tiny_task("nlvr"))
+    state = to_official(tiny_task("nlvr"))
     state = {name: tensor.clone() for name, tensor in state.items()}
     state["text_encoder.encoder.layer.2.crossattention.self.key.weight"] += 1
     torch.save({"model": state}, tmp_path / "wrong.pth")
