@@ -1,9 +1,9 @@
-"""The checkpoints of every run: the best by a metric, and the latest."""
+"""The checkpoints of every run, the best by a metric and the latest; and what their restore must not undo."""
 
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -65,7 +65,10 @@ class BestCheckpoint(ModelCheckpoint):
             return
         resumed_from = Path(trainer.ckpt_path or "")
         scores: dict[str, Tensor] = state["best_k_models"]
-        files = {path: _first_existing(resumed_from.with_name(Path(path).name), Path(path)) for path in scores}
+        files: dict[str, Path | None] = {}
+        for path in scores:
+            candidates = (resumed_from.with_name(Path(path).name), Path(path))
+            files[path] = next((file for file in candidates if file.exists()), None)
         files = trainer.strategy.broadcast(files)
         kept = sorted((path for path in scores if files[path]), key=scores.__getitem__, reverse=self.mode == "max")
         if self.save_top_k >= 0:
@@ -127,10 +130,6 @@ class BestCheckpoint(ModelCheckpoint):
         return False
 
 
-def _first_existing(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.exists()), None)
-
-
 class LastCheckpoint(ModelCheckpoint):
     """Keep the latest checkpoint, as `last.ckpt`, after every epoch and at the end of the training.
 
@@ -173,3 +172,39 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_epoch_end(trainer, pl_module)
         if ends_after_epoch(trainer):
             save_if_new(self, trainer)
+
+
+class TypedOptimizerOptions(Callback):
+    """Let a learning rate, weight decay or beta that was typed on resume override the optimizer state.
+
+    An optimizer's state holds its settings, and a scheduler's state the base learning rates, so restoring them undoes
+    a typed learning rate although the module was built with it. This callback copies the settings of the new optimizer
+    at `on_fit_start`, before the restore, and sets them again at `on_train_start`, after it; the schedule's current
+    factor is applied to the new base rate. Moments and step counts stay those of the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[list[dict[str, Any]]] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy the settings of the new optimizers."""
+        self._fresh = [
+            [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set them again."""
+        for optimizer, fresh_groups in zip(trainer.optimizers, self._fresh, strict=True):
+            for group, fresh in zip(optimizer.param_groups, fresh_groups, strict=True):
+                old_base = group.get("initial_lr", group["lr"])
+                new_base = fresh.get("initial_lr", fresh["lr"])
+                factor = group["lr"] / old_base if old_base else 1.0
+                group.update(fresh)
+                group["lr"] = new_base * factor
+        for config in trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [
+                    group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups
+                ]

@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from ...callbacks.distributed.collectives import is_first_to
 from ...common.errors import UserError
 from ...common.shown import shown
-from .configs import PACKAGE_ROOT
+from .listing import PACKAGE_ROOT
 
 
 class UsageError(UserError):

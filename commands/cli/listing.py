@@ -14,8 +14,8 @@ from pathlib import Path
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ...lightning_modules import installed
-from .configs import PACKAGE_ROOT
 
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "fit": "train, with validation",
     "validate": "evaluate a checkpoint on the validation split",
@@ -101,11 +101,8 @@ def configs(folder: str = "") -> list[Config]:
 def run_methods(words: list[str]) -> str:
     """Run `vlightning methods`.
 
-    Args:
-        words: The arguments after `methods`.
-
     Raises:
-        UserError: If there are any.
+        UserError: If there are words after `methods`.
     """
     if words and words[0] not in ("--help", "-h"):
         raise UserError(f"Expected nothing after methods, got {words[0]!r}: see vlightning configs {words[0]}.")
@@ -119,9 +116,6 @@ def run_methods(words: list[str]) -> str:
 
 def run_configs(words: list[str]) -> str:
     """Run `vlightning configs [method]`.
-
-    Args:
-        words: The arguments after `configs`.
 
     Raises:
         UserError: If there is no such method, or more than one is named.

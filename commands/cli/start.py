@@ -85,9 +85,6 @@ complete -o filenames -F _vlightning vlightning
 def run_completion(words: list[str]) -> str:
     """Run `vlightning completion`.
 
-    Args:
-        words: The arguments after `completion`; none are needed.
-
     Raises:
         UserError: If there are other words than `bash` or `zsh`.
     """

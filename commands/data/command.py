@@ -19,13 +19,7 @@ from .sheet import samples_of
 
 
 def run_data(words: list[str]) -> str:
-    """Run `vlightning data`.
-
-    Args:
-        words: The arguments after `data`.
-
-    Returns:
-        The report.
+    """Run `vlightning data`, and return the report.
 
     Raises:
         UserError: If an argument is wrong, or the data cannot be opened.

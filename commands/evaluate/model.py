@@ -21,7 +21,7 @@ from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.frozen import Frozen
 from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
-from ..cli.run_checkpoints import resolved
+from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
 _LOCAL = "local-dir:"

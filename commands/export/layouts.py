@@ -17,7 +17,7 @@ from ...lightning_modules.base.exported import FOLDER, LAYOUT, rebuild
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.base.model_card import Training
 from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, is_checkpoint, saved_settings
-from ..cli.run_checkpoints import resolved
+from ..cli.saved_run import resolved
 
 
 def exported_classes() -> dict[str, type[Method]]:

@@ -20,13 +20,7 @@ GIB, MIB = 2**30, 2**20
 
 
 def run_plan(words: list[str]) -> str:
-    """Run `vlightning plan`.
-
-    Args:
-        words: The arguments after `plan`.
-
-    Returns:
-        The plan.
+    """Run `vlightning plan`, and return the plan.
 
     Raises:
         UserError: If an argument is wrong, or there is no plan for the module.
