@@ -11,7 +11,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.files import link_or_copy
 from ...common.names import did_you_mean
-from ...common.private_api import ends_after_epoch, has_validated, save_if_new, saves_in_this_epoch
+from ...common.private_api import ends_after_epoch, save_if_new, saves_in_this_epoch
 
 DEFAULT_MONITOR = "val/recall_mean"
 
@@ -56,6 +56,7 @@ class BestCheckpoint(ModelCheckpoint):
             **kwargs,
         )
         self._warned = False
+        self._validated = False
         self._earlier: dict[str, Path] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -106,6 +107,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save as Lightning does, if the metric was logged."""
+        self._validated = self._validated or not trainer.sanity_checking
         if trainer.sanity_checking or self._metric_is_logged(trainer):
             super().on_validation_end(trainer, pl_module)
 
@@ -113,10 +115,9 @@ class BestCheckpoint(ModelCheckpoint):
         names = [str(name) for name in trainer.callback_metrics]
         if self.monitor is None or self.monitor in names or not saves_in_this_epoch(self, trainer):
             return True
-        validated = has_validated(trainer)
-        if not validated and trainer.enable_validation:
+        if not self._validated and trainer.enable_validation:
             return False  # the first validation of this run is still to come
-        if self.monitor != DEFAULT_MONITOR and validated:
+        if self.monitor != DEFAULT_MONITOR and self._validated:
             raise UserError(
                 f"Expected a metric that the module logs as checkpoint.monitor, got {self.monitor!r}: "
                 f"{did_you_mean(self.monitor, names)}"

@@ -32,9 +32,6 @@ def read_command_line(words: Sequence[str]) -> Typed:
     Options override files wherever they stand. jsonargparse applies both in the order of the words, so that
     `--ckpt_path last --config config.yaml` would take the file's `ckpt_path: null`.
 
-    Args:
-        words: The arguments of the program, without its name.
-
     Raises:
         UserError: If the subcommand is missing or unknown, an option has another form, or a config file does not exist
             or is not YAML.
@@ -100,14 +97,9 @@ def _precedence(option: str, value: str | None) -> int:
 
 
 def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) -> None:
-    """Add an option with its value to the parts of the command line.
+    """Add an option with its value, None for a flag, to the parts of the command line, which are changed in place.
 
-    Args:
-        typed: The parts of the command line, which are changed in place.
-        option: A flag, `--config`, or an option for a key.
-        value: The value; None for a flag.
-        before_subcommand: Whether the option is a config before the subcommand, which may have a section for each
-            subcommand.
+    A config before the subcommand may have a section for each subcommand.
 
     Raises:
         UserError: If a config file is not named, does not exist, or is not YAML.
@@ -184,23 +176,20 @@ def schedule_of(path: Path, stated: Any) -> Schedule:
 
 
 def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
-    """Check the line `needs` of a config: files that must come before it.
+    """Check the line `needs` of a config: files, relative to the config's folder, that must come before it.
 
     The config of an earlier run, or a checkpoint, contains them.
-
-    Args:
-        path: The config.
-        needs: Names of the files, relative to the config's folder.
-        typed: What was given before the config.
 
     Raises:
         UserError: If one of them was not given.
     """
     needed = [Path(os.path.normpath(path.parent / name)) for name in ([needs] if isinstance(needs, str) else needs)]
-    resumed = any(word.startswith("--ckpt_path") for word in typed.words)
-    of_a_run = any(source.tree.keys() >= WHOLE for source in typed.sources if source.kind == "file")
+    is_resumed = any(word.startswith("--ckpt_path") for word in typed.words)
+    has_config_of_run = any(source.tree.keys() >= WHOLE for source in typed.sources if source.kind == "file")
     if not (
-        resumed or of_a_run or {file.resolve() for file in needed} <= {file.resolve() for file in typed.config_files}
+        is_resumed
+        or has_config_of_run
+        or {file.resolve() for file in needed} <= {file.resolve() for file in typed.config_files}
     ):
         given = ", ".join(map(str, typed.config_files)) or "no other config"
         command = " ".join(f"--config {file}" for file in (*needed, path))

@@ -24,10 +24,6 @@ COMMANDS = {
 def run(args: list[str] | None, words: list[str]) -> None:
     """Run a command, or a subcommand of LightningCLI.
 
-    Args:
-        args: The arguments of the program; None for those in `sys.argv`.
-        words: The same arguments as a list.
-
     Raises:
         SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
     """

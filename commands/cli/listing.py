@@ -44,27 +44,21 @@ class Listed:
         name: name of its folder.
         module: name of its class.
         source: title and reference, the first line of its module's docstring.
-        what: what its class does, the first line of the class's docstring.
+        summary: what its class does, the first line of the class's docstring.
     """
 
     name: str
     module: str
     source: str
-    what: str
+    summary: str
 
 
 @dataclass(frozen=True)
 class Config:
-    """A shipped config.
-
-    Args:
-        path: path under the root of the package.
-        what: what it is for, the first sentence of its first lines.
-        commands: its commands, in its first lines.
-    """
+    """A shipped config: its path under the root of the package, and the first sentence and the commands of its head."""
 
     path: str
-    what: str
+    summary: str
     commands: list[str]
 
 
@@ -110,7 +104,7 @@ def run_methods(words: list[str]) -> str:
     for method in methods():
         count = len(configs(method.name))
         shipped = f", {count} configs" if count else ""
-        lines += [f"{method.name} ({method.module}{shipped})", *_wrapped(method.source), *_wrapped(method.what)]
+        lines += [f"{method.name} ({method.module}{shipped})", *_wrapped(method.source), *_wrapped(method.summary)]
     return "\n".join([*lines, "", "vlightning configs METHOD lists the configs of one.", ""])
 
 
@@ -129,7 +123,7 @@ def run_configs(words: list[str]) -> str:
         raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], folders)}")
     lines = []
     for config in configs(*words):
-        lines += [config.path, *_wrapped(config.what), *(f"    {command}" for command in config.commands if words)]
+        lines += [config.path, *_wrapped(config.summary), *(f"    {command}" for command in config.commands if words)]
     hint = "" if words else "\nvlightning configs METHOD shows the command of each config.\n"
     return "\n".join([*lines, hint])
 

@@ -55,7 +55,7 @@ class SaveRunConfig(SaveConfigCallback):
         """Store the run's settings, so that `--ckpt_path` alone repeats them from wherever the file is."""
         checkpoint[RUN_KEY] = self.run
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
         """Report that the run began, unless this is the sanity check of the validation."""
         if not trainer.sanity_checking:
             self.on_begin()

@@ -75,19 +75,19 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
         UserError: If the given version holds a run, and this run does not resume from it.
     """
     state = {"began": False, "failed": True}
-    made = [] if config.trainer.get("fast_dev_run") else _claim(config, name, typed, saved)
+    created = [] if config.trainer.get("fast_dev_run") else _claim(config, name, typed, saved)
     try:
         yield lambda: state.update(began=True)
         state["failed"] = False
     finally:
         for variable in (RUN_DIR_VARIABLE, CHECKPOINT_VARIABLE):
             os.environ.pop(variable, None)
-        if made:
-            written = {path.name for path in made[0].rglob("*") if not path.is_dir()} - {NOTE, ID_FILE}
+        if created:
+            written = {path.name for path in created[0].rglob("*") if not path.is_dir()} - {NOTE, ID_FILE}
             early = all(any(fnmatch.fnmatch(name, pattern) for pattern in _EARLY) for name in written)
             if not written or (state["failed"] and not state["began"] and early):
-                shutil.rmtree(made[0], ignore_errors=True)
-                for folder in made[1:]:
+                shutil.rmtree(created[0], ignore_errors=True)
+                for folder in created[1:]:
                     with contextlib.suppress(OSError):  # not empty
                         folder.rmdir()
 
@@ -96,29 +96,29 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
     """Return the created folders, the run folder first; empty if another process creates them."""
     trainer = config.trainer
     in_folder = folder_arguments(trainer)
-    made: list[Path] = []
+    created: list[Path] = []
     save_dir = _save_dir(typed, saved)
     parent = save_dir / name
     version = next((number for each in in_folder if (number := each.get("version")) is not None), None)
-    beside = _evaluated_run(typed, saved)
-    if beside is not None:
-        save_dir = beside.parent
-        parent = beside.parent
+    evaluated = _evaluated_run(typed, saved)
+    if evaluated is not None:
+        save_dir = evaluated.parent
+        parent = evaluated.parent
         name = ""
         version = None
-    asked = None if version is None else parent / _version_folder(version)
+    requested = None if version is None else parent / _version_folder(version)
     if saved is not None and typed.subcommand == "fit" and not trainer.get("logger"):
         root = trainer.get("default_root_dir")
-        asked = saved.folder if root is not None and Path(root).resolve() == saved.folder.resolve() else asked
+        requested = saved.folder if root is not None and Path(root).resolve() == saved.folder.resolve() else requested
     if not _is_first_process():  # another process creates the folder, and Lightning broadcasts its name
-        inherited = os.environ.get(RUN_DIR_VARIABLE) or asked
+        inherited = os.environ.get(RUN_DIR_VARIABLE) or requested
         run_dir = Path(inherited or requeued_folder(parent, typed) or parent)
     else:
         missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         fresh = True
-        if asked is not None:
-            run_dir = asked
-            fresh = not asked.exists()
+        if requested is not None:
+            run_dir = requested
+            fresh = not requested.exists()
             checkpoint = config.get("ckpt_path")
             resumes = run_dir.resolve() in Path(checkpoint).resolve().parents if checkpoint else is_requeued(typed)
             if not fresh and any(run_dir.iterdir()) and not resumes:
@@ -126,13 +126,13 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
                     f"Expected an empty run folder, got {str(run_dir)!r}, which holds a run: leave the version out for "
                     "a new folder, or resume with --ckpt_path from a checkpoint in this folder."
                 )
-        elif beside is not None:
-            run_dir = make_numbered(parent, f"{beside.name}_{typed.subcommand}")
+        elif evaluated is not None:
+            run_dir = make_numbered(parent, f"{evaluated.name}_{typed.subcommand}")
         else:
             run_dir, fresh = next_free(parent, typed)
         run_dir.mkdir(parents=True, exist_ok=True)
         os.environ[RUN_DIR_VARIABLE] = str(run_dir)
-        made = [run_dir, *missing] if fresh else []
+        created = [run_dir, *missing] if fresh else []
         say(f"Run folder: {run_dir}")
     if is_requeued(typed):  # in each process, before any process can write
         if any(run_dir.glob("hpc_ckpt_*.ckpt")):
@@ -161,7 +161,7 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
             if not id_file.exists():
                 id_file.write_text(uuid4().hex[:8], encoding="utf-8")
             arguments["id"] = id_file.read_text(encoding="utf-8")
-    return made
+    return created
 
 
 def find_checkpoint(typed: Typed) -> Path | None:
@@ -207,7 +207,7 @@ def _runs(typed: Typed) -> list[Path]:
     """Return the runs of the same name with a checkpoint, the newest last, for `--ckpt_path last` and `best`."""
     parent = _save_dir(typed, None) / _run_name(typed, None)
     is_wandb = str(typed.lookup("trainer.logger.class_path")).endswith("WandbLogger")
-    version = None if is_wandb else _given(typed, "version")  # that of W&B is no folder
+    version = None if is_wandb else _logger_argument(typed, "version")  # that of W&B is no folder
     runs = sorted((run for run in parent.glob("*") if last_saved(run)), key=last_saved)
     if version is not None:
         runs = [run for run in runs if run.name == _version_folder(version)]
@@ -229,9 +229,9 @@ def _run_name(typed: Typed, saved: SavedRun | None) -> str:
     files = {str(path): path for path in typed.config_files}
     for source in typed.sources:
         path = files.get(source.origin)
-        given = _first_given(source.tree, "name")
-        if given is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
-            name = str(given or "")  # `--trainer.logger.name=` asks for no folder of this name
+        logger_name = _first_value(source.tree, "name")
+        if logger_name is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
+            name = str(logger_name or "")  # `--trainer.logger.name=` asks for no folder of this name
         elif path is not None and (name is None or path in typed.derived):
             config = path.resolve().with_suffix("")
             folders = config.parts[::-1]
@@ -251,21 +251,21 @@ def _is_shipped(path: Path) -> bool:
 
 def _save_dir(typed: Typed, saved: SavedRun | None) -> Path:
     """Return the folder of all runs."""
-    given = _given(typed, "save_dir") or _given(typed, "dir")  # `dir` is W&B's other name for it
+    save_dir = _logger_argument(typed, "save_dir") or _logger_argument(typed, "dir")  # `dir` is W&B's other name for it
     root = typed.lookup("trainer.default_root_dir")
     if typed.lookup("trainer.logger") is False:  # the logger's arguments are those of a config file
-        given, root = root, given
-    moved = None if saved is None else saved.save_dir
-    return Path(str(given or root or moved or "runs"))
+        save_dir, root = root, save_dir
+    folder_of_checkpoint = None if saved is None else saved.save_dir
+    return Path(str(save_dir or root or folder_of_checkpoint or "runs"))
 
 
-def _given(typed: Typed, name: str) -> Any:
+def _logger_argument(typed: Typed, name: str) -> Any:
     """Return the last value given for an argument of the loggers, or None."""
-    values = [_first_given(source.tree, name) for source in typed.sources]
+    values = [_first_value(source.tree, name) for source in typed.sources]
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def _first_given(tree: Any, name: str) -> Any:
+def _first_value(tree: Any, name: str) -> Any:
     """Return the argument of the first logger in nested values that has it, or None."""
     logger = at(tree, "trainer.logger")
     loggers = logger if isinstance(logger, list) else [logger]
@@ -275,8 +275,8 @@ def _first_given(tree: Any, name: str) -> Any:
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
     """Return the run folder of the checkpoint that is evaluated; None if the evaluation writes elsewhere."""
-    asked = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
-    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in asked):
+    given = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
+    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in given):
         return None
     return saved.folder if (saved.folder / "config.yaml").is_file() else None
 

@@ -45,8 +45,8 @@ def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     chosen: str | None = None
-    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    for callback in sorted(kept, key=lambda each: each.monitor is None):  # the best first
+    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for callback in sorted(callbacks, key=lambda each: each.monitor is None):  # the best first
         path = callback.best_model_path
         if not path or not Path(path).exists():
             continue
@@ -93,13 +93,6 @@ def report_results(
 
     The module's `evaluation.summary` states chance levels and counts, if it has them; callbacks that evaluate state
     chance levels as `chance`. Every process calls this.
-
-    Args:
-        trainer: The Trainer, after the evaluation.
-        module: The evaluated module.
-        stage: `validate` or `test`.
-        results: Metrics by name, of each loader.
-        verbose: Whether the table is printed.
     """
     folder = trainer.log_dir  # a collective operation
     if not trainer.is_global_zero:
@@ -110,8 +103,8 @@ def report_results(
     chance = {f"{_PREFIXES[stage]}/{name}": level for name, level in chance_levels(trainer, module).items()}
     chance = {name: level for name, level in chance.items() if name in values}
     if verbose:
-        of = ", ".join(f"{count} {what}" for what, count in counts.items())
-        sys.stdout.write(table(values, chance) + (f"Evaluated: {of}\n" if of else ""))
+        evaluated = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        sys.stdout.write(table(values, chance) + (f"Evaluated: {evaluated}\n" if evaluated else ""))
     if folder is None or not trainer.loggers:
         return
     checkpoint = trainer.ckpt_path

@@ -191,9 +191,6 @@ class SavedRun:
 def read_saved_run(path: Path) -> SavedRun:
     """Read a checkpoint's hyper-parameters, settings and seed; unpickles nothing but tensors and plain data.
 
-    Args:
-        path: A checkpoint file, or the folder of a sharded one.
-
     Raises:
         UserError: If it is not a checkpoint, or holds more than tensors and plain data.
     """
@@ -224,8 +221,8 @@ def read_saved_run(path: Path) -> SavedRun:
     run = content.get(RUN_KEY)
     run = run if isinstance(run, Mapping) else {}
     name = run.get("name")
-    inside = isinstance(name, str) and name and not Path(name).is_absolute() and ".." not in Path(name).parts
-    saved = SavedRun(path, seed=_seed(content), trainer=_settings(run.get("trainer")), name=name if inside else None)
+    is_name = isinstance(name, str) and name and not Path(name).is_absolute() and ".." not in Path(name).parts
+    saved = SavedRun(path, seed=_seed(content), trainer=_settings(run.get("trainer")), name=name if is_name else None)
     saved.compile = run["compile"] if run.get("compile") in get_args(CompileMode) else False
     best = run.get("checkpoint")
     if isinstance(best, Mapping) and all(isinstance(best.get(argument), str) for argument in MONITORED):
@@ -330,18 +327,21 @@ def _is_same_model(saved: SavedRun, name: str) -> bool:
     Raises:
         UserError: If the given class and that of the checkpoint are unrelated.
     """
-    old = str(saved.hyper_parameters["model"]["class_path"])
+    saved_name = str(saved.hyper_parameters["model"]["class_path"])
     classes = subclasses((LightningModule,))
-    named, saved_class = (imported(path) if "." in path else classes.get(path) for path in (name, old))
-    if named is None or named is saved_class:
-        return named is not None
-    old = old.rpartition(".")[2]
-    if saved_class is None or not (issubclass(named, saved_class) or issubclass(saved_class, named)):
+    given_class, saved_class = (imported(path) if "." in path else classes.get(path) for path in (name, saved_name))
+    if given_class is None or given_class is saved_class:
+        return given_class is not None
+    saved_name = saved_name.rpartition(".")[2]
+    if saved_class is None or not (issubclass(given_class, saved_class) or issubclass(saved_class, given_class)):
         raise UserError(
-            f"Expected a checkpoint of {named.__name__}, got {str(saved.path)!r} of {old}: leave out the model, which "
-            "then comes from the checkpoint, or give another --ckpt_path."
+            f"Expected a checkpoint of {given_class.__name__}, got {str(saved.path)!r} of {saved_name}: leave "
+            "out the model, which then comes from the checkpoint, or give another --ckpt_path."
         )
-    warn(f"The model is {named.__name__}, but the checkpoint is of {old}, whose hyper-parameters are not used.")
+    warn(
+        f"The model is {given_class.__name__}, but the checkpoint is of {saved_name}, whose hyper-parameters are not "
+        "used."
+    )
     return False
 
 
@@ -360,7 +360,7 @@ def _checked(saved: SavedRun, section: str, typed: Typed, names: TypedNames) -> 
         return check_described(saved.hyper_parameters[section], _BASES[section], names, is_replaced)
     except ForeignCode as error:
         option = f"{section}.{error.key}".rstrip(".")
-        in_list = any(part.isdigit() for part in option.split("."))  # no option names an entry of a list
+        in_list = any(key.isdigit() for key in option.split("."))  # no option names an entry of a list
         remedy = "" if in_list else f"type --{option} {error.name}, or "
         raise UserError(
             f"Expected a class of vlightning or torch.optim for {option} in {str(saved.path)!r}, got {error.name!r}, "
@@ -373,24 +373,16 @@ def report_overrides(saved: SavedRun, config: Any, typed: Typed) -> bool:
 
     A given seed is not used, since sample order and random draws depend on the seed: with another seed the run would
     not continue.
-
-    Args:
-        saved: The values of the checkpoint.
-        config: The parsed configuration of the subcommand, whose `seed_everything` is changed in place.
-        typed: The parts of the command line.
-
-    Returns:
-        True if a given hyper-parameter of the module replaces one of the checkpoint.
     """
-    old = leaves(saved.hyper_parameters.get("model", {}).get("init_args", {}))
-    new = plain((config.get("model") or {}).get("init_args") or {})
-    given = {name: origin for name in old if (origin := typed.origin(f"model.init_args.{name}"))}
-    replaced = [name for name in given if at(new, name) != old[name]]
-    for name in replaced:
-        warn(
-            f"model.init_args.{name} is {at(new, name)!r} from {given[name]}; {old[name]!r} from the checkpoint is not "
-            "used."
-        )
+    saved_values = leaves(saved.hyper_parameters.get("model", {}).get("init_args", {}))
+    values = plain((config.get("model") or {}).get("init_args") or {})
+    replaced = False
+    for name, saved_value in saved_values.items():
+        origin = typed.origin(f"model.init_args.{name}")
+        value = at(values, name)
+        if origin and value != saved_value:
+            replaced = True
+            warn(f"model.init_args.{name} is {value!r} from {origin}; {saved_value!r} from the checkpoint is not used.")
     if saved.seed is not None and saved.seed != config.seed_everything:
         if typed.is_given("seed_everything"):
             warn(
@@ -398,4 +390,4 @@ def report_overrides(saved: SavedRun, config: Any, typed: Typed) -> bool:
                 "order of samples and all random draws of the run depend on it."
             )
         config.seed_everything = saved.seed
-    return bool(replaced)
+    return replaced

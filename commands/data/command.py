@@ -71,12 +71,7 @@ def open_data(words: list[str]) -> PairDataModule:
 
 
 def opened(data: PairDataModule, module: Any) -> PairDataModule:
-    """Set up a datamodule for fitting without a Trainer.
-
-    Args:
-        data: the datamodule, which is changed.
-        module: the module, of which only the expected preprocessing is read.
-    """
+    """Set up a datamodule for fitting without a Trainer; of the module, only the expected preprocessing is read."""
     expected = getattr(module, "expected_preprocessing", dict)
     trainer: Any = SimpleNamespace(
         lightning_module=SimpleNamespace(expected_preprocessing=expected),
@@ -92,16 +87,7 @@ def opened(data: PairDataModule, module: Any) -> PairDataModule:
 
 
 def report(data: PairDataModule, folder: Path, limit: int | None = None) -> str:
-    """Count the splits of a fit, and write `report.json` and `samples.png`.
-
-    Args:
-        data: a datamodule from `opened`.
-        folder: folder of the files.
-        limit: as in `read_split`.
-
-    Returns:
-        The report as text.
-    """
+    """Count the splits of a fit, write `report.json` and `samples.png`, and return the report as text."""
     splits: dict[str, Any] = {}
     counts: dict[str, Counts] = {}
     encoder = data.encoder()

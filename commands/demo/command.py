@@ -9,7 +9,7 @@ import torch
 from ...common.errors import UserError
 from ...datamodules.reading.cache import index_cache
 from ..evaluate.encoding import Loading
-from ..evaluate.image_sets import given_texts
+from ..evaluate.image_sets import texts_or_lines
 from ..evaluate.model import load_model
 from .folder import captions_beside, read_captions, read_folder
 from .index import embed_captions, embed_folder
@@ -55,7 +55,7 @@ def run_demo(words: list[str]) -> str:
     if find_spec("gradio") is None:
         raise UserError("Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'.")
     folder = read_folder(typed.images)
-    classes = given_texts(typed.classes)
+    classes = texts_or_lines(typed.classes)
     captions, source = captions_beside(folder.root)
     if typed.captions:
         captions = read_captions(Path(typed.captions).expanduser())

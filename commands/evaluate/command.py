@@ -8,11 +8,7 @@ from lightning.fabric import Fabric
 
 from ...callbacks.distributed.collectives import rank
 from ...common.errors import UserError
-from .encoding import Loading
-from .hub import download
-from .image_sets import given_texts, with_braces
-from .model import ImageTextModel, load_interpolated, load_model
-from .own_images import (
+from .classified_folder import (
     TEMPLATES,
     classify_folder,
     confusion,
@@ -20,6 +16,10 @@ from .own_images import (
     write_sheet,
     write_table,
 )
+from .encoding import Loading
+from .hub import download
+from .image_sets import texts_or_lines, with_braces
+from .model import ImageTextModel, load_interpolated, load_model
 from .report import compare, markdown, write_report
 from .results import Result, read_results
 from .row_sets import find_table
@@ -103,16 +103,16 @@ def run_evaluate(words: list[str]) -> str:
     loading = Loading(typed.batch_size, typed.num_workers)
     out = Path(typed.out or "results.jsonl").expanduser()
     if typed.interpolate:
-        said = _along_the_line(fabric, typed, loading, out)
+        message = _interpolated(fabric, typed, loading, out)
     else:
         model = load_model(typed.model, typed.weights)
         model.network.to(fabric.device)
-        said = _own_images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading, out)
+        message = _images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading, out)
     fabric.barrier()
-    return said if rank() == 0 else ""
+    return message if rank() == 0 else ""
 
 
-def _along_the_line(fabric: Fabric, typed: argparse.Namespace, loading: Loading, out: Path) -> str:
+def _interpolated(fabric: Fabric, typed: argparse.Namespace, loading: Loading, out: Path) -> str:
     """Evaluate models between published weights and a fine-tuning; return a row of main metrics for each."""
     if typed.root is None:
         raise UserError("Expected --root with sets beside --interpolate, got --images: leave one out.")
@@ -127,10 +127,8 @@ def _along_the_line(fabric: Fabric, typed: argparse.Namespace, loading: Loading,
             write_report(results, file)
     names = [f"{result.key} ({result.protocol})" for result in rows[0][1]]
     lines = [f"| ratio | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
-    lines += [
-        f"| {ratio:g} | {' | '.join(f'{100 * (each.main or 0):.1f}' for each in aggregated)} |"
-        for ratio, aggregated in rows
-    ]
+    for ratio, results in rows:
+        lines.append(f"| {ratio:g} | {' | '.join(f'{100 * (result.main or 0):.1f}' for result in results)} |")
     return "\n".join([*lines, f"Wrote {out.with_name(out.stem)}-<ratio>{out.suffix}, and a report beside each."])
 
 
@@ -170,25 +168,25 @@ def _results(
         typed.k,
         typed.temperature,
         Path(typed.cache).expanduser() if typed.cache else out.with_suffix(".cache"),
-        tuple(given_texts(typed.classes or [])),
-        tuple(with_braces(given_texts(typed.templates or []), "--templates")),
+        tuple(texts_or_lines(typed.classes or [])),
+        tuple(with_braces(texts_or_lines(typed.templates or []), "--templates")),
     )
     results = evaluate(model, tasks, settings, out)
     order = {task.key: position for position, task in enumerate(tasks)}
     return sorted((r for r in results if r.key in order), key=lambda r: (order[r.key], r.protocol != "zero_shot"))
 
 
-def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
+def _images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) -> str:
     folder = Path(typed.images).expanduser()
     if not folder.is_dir():
         raise UserError(f"Expected a folder of images after --images, got {typed.images!r}: correct it.")
-    names = given_texts(typed.classes) if typed.classes else folders_of_images(folder)
+    names = texts_or_lines(typed.classes) if typed.classes else folders_of_images(folder)
     if not names:
         raise UserError(
             "Expected --classes with --images, or a folder of each class, got neither: give names, or a text file with "
             "one a line."
         )
-    templates = with_braces(given_texts(typed.templates or list(TEMPLATES)), "--templates")
+    templates = with_braces(texts_or_lines(typed.templates or list(TEMPLATES)), "--templates")
     table, results = classify_folder(model, folder, names, templates, loading, typed.best)
     if rank() != 0:
         return ""
@@ -198,15 +196,15 @@ def _own_images(model: ImageTextModel, typed: argparse.Namespace, loading: Loadi
     if typed.html:
         write_sheet(table, folder, Path(typed.html).expanduser())
         written.append(typed.html)
-    left_out = f" {sum(results.bad.values())} could not be read." if results.bad else ""
-    said = f"Classified {len(table):,} images by {model.name}.{left_out} Wrote {' and '.join(written)}."
-    measured = confusion(table, names)
-    return f"{said}\n\n{measured}" if measured else said
+    unreadable = f" {sum(results.bad.values())} could not be read." if results.bad else ""
+    message = f"Classified {len(table):,} images by {model.name}.{unreadable} Wrote {' and '.join(written)}."
+    accuracy = confusion(table, names)
+    return f"{message}\n\n{accuracy}" if accuracy else message
 
 
 def _compare(typed: argparse.Namespace) -> str:
     files = [Path(file).expanduser() for file in typed.compare]
     out = Path(typed.out).expanduser() if typed.out else None
     names = (files[0].stem, files[1].stem) if files[0].stem != files[1].stem else (str(files[0]), str(files[1]))
-    said = compare(read_results(files[0]), read_results(files[1]), names, out)
-    return f"{said}\n\nWrote {out}." if out else said
+    table = compare(read_results(files[0]), read_results(files[1]), names, out)
+    return f"{table}\n\nWrote {out}." if out else table

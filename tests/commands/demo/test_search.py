@@ -94,7 +94,7 @@ def test_a_word_colors_the_region_that_the_model_maps(search):
     plain, seen = search.find(TEXT), search.look(TEXT, 2)
     assert [hit.name for hit in seen] == [hit.name for hit in plain]
     assert max(hit.strength for hit in seen) == 1
-    (_, places) = search._places(TEXT)[2]
+    (_, places) = search._word_positions(TEXT)[2]
     pixels = search.model.transform(plain[0].image)[None]
     heat = search.model.network.word_maps(search.model.finish(pixels), **search.model.encoder([TEXT]))[0, places].mean(
         0

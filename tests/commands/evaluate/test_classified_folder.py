@@ -16,8 +16,8 @@ from support.data.evaluation_sets import (
 from support.methods.clip import add_tiny_clip
 from support.methods.methods import METHODS, OTHERS
 from support.runs.command_line import run
+from vlightning.commands.evaluate.classified_folder import classify_folder, write_sheet
 from vlightning.commands.evaluate.encoding import Loading, encode_classes
-from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 
 
 def with_non_finite_features(model, color):
