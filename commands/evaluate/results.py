@@ -89,10 +89,7 @@ def write_results(file: Path, results: Iterable[Result]) -> None:
 
 
 class Aggregate(NamedTuple):
-    """The mean of the main metrics of those of its sets that were evaluated; None without any.
-
-    The numbers are those of the sets that were evaluated, and of all its sets.
-    """
+    """The mean of the main metrics of the evaluated sets, None without any; and numbers of these and of all sets."""
 
     name: str
     mean: float | None

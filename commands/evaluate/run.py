@@ -115,7 +115,7 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
 
 @dataclass
 class _Measured:
-    """The images of a test split, None if they were not read; and of each protocol its metrics, or why it has none."""
+    """Images of a test split, None if they were not read; metrics from 0 to 1, or why there are none, by protocol."""
 
     images: Encoded | None = None
     metrics: dict[Protocol, dict[str, float]] = field(default_factory=dict)

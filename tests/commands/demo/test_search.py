@@ -166,7 +166,7 @@ def test_an_image_with_a_non_finite_embedding_is_found_last():
 def test_a_stopped_embedding_goes_on(models, tmp_path, monkeypatch):
     root, cache = tmp_path / "images", tmp_path / "cache"
     names, model, encode = write_images(root, 6), load_model(str(models[0])), index.encode_images
-    monkeypatch.setattr(index, "_PART", 4)
+    monkeypatch.setattr(index, "_BLOCK", 4)
     calls = []
 
     def stopping(model, samples, loading):
