@@ -1,9 +1,9 @@
-"""The checkpoints of every run: the best by a metric, and the latest."""
+"""The checkpoints of every run, the best by a metric and the latest; and what their restore must not undo."""
 
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.files import link_or_copy
 from ...common.names import did_you_mean
-from ...common.private_api import ends_after_epoch, has_validated, save_if_new, saves_in_this_epoch
+from ...common.private_api import ends_after_epoch, save_if_new, saves_in_this_epoch
 
 DEFAULT_MONITOR = "val/recall_mean"
 
@@ -56,6 +56,7 @@ class BestCheckpoint(ModelCheckpoint):
             **kwargs,
         )
         self._warned = False
+        self._validated = False
         self._earlier: dict[str, Path] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -65,7 +66,10 @@ class BestCheckpoint(ModelCheckpoint):
             return
         resumed_from = Path(trainer.ckpt_path or "")
         scores: dict[str, Tensor] = state["best_k_models"]
-        files = {path: _first_existing(resumed_from.with_name(Path(path).name), Path(path)) for path in scores}
+        files: dict[str, Path | None] = {}
+        for path in scores:
+            candidates = (resumed_from.with_name(Path(path).name), Path(path))
+            files[path] = next((file for file in candidates if file.exists()), None)
         files = trainer.strategy.broadcast(files)
         kept = sorted((path for path in scores if files[path]), key=scores.__getitem__, reverse=self.mode == "max")
         if self.save_top_k >= 0:
@@ -103,6 +107,7 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save as Lightning does, if the metric was logged."""
+        self._validated = self._validated or not trainer.sanity_checking
         if trainer.sanity_checking or self._metric_is_logged(trainer):
             super().on_validation_end(trainer, pl_module)
 
@@ -110,10 +115,9 @@ class BestCheckpoint(ModelCheckpoint):
         names = [str(name) for name in trainer.callback_metrics]
         if self.monitor is None or self.monitor in names or not saves_in_this_epoch(self, trainer):
             return True
-        validated = has_validated(trainer)
-        if not validated and trainer.enable_validation:
+        if not self._validated and trainer.enable_validation:
             return False  # the first validation of this run is still to come
-        if self.monitor != DEFAULT_MONITOR and validated:
+        if self.monitor != DEFAULT_MONITOR and self._validated:
             raise UserError(
                 f"Expected a metric that the module logs as checkpoint.monitor, got {self.monitor!r}: "
                 f"{did_you_mean(self.monitor, names)}"
@@ -125,10 +129,6 @@ class BestCheckpoint(ModelCheckpoint):
                 "another metric with --checkpoint.monitor, or switch this off with --checkpoint.save_top_k 0."
             )
         return False
-
-
-def _first_existing(*paths: Path) -> Path | None:
-    return next((path for path in paths if path.exists()), None)
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -173,3 +173,39 @@ class LastCheckpoint(ModelCheckpoint):
         super().on_train_epoch_end(trainer, pl_module)
         if ends_after_epoch(trainer):
             save_if_new(self, trainer)
+
+
+class TypedOptimizerOptions(Callback):
+    """Let a learning rate, weight decay or beta that was typed on resume override the optimizer state.
+
+    An optimizer's state holds its settings, and a scheduler's state the base learning rates, so restoring them undoes
+    a typed learning rate although the module was built with it. This callback copies the settings of the new optimizer
+    at `on_fit_start`, before the restore, and sets them again at `on_train_start`, after it; the schedule's current
+    factor is applied to the new base rate. Moments and step counts stay those of the checkpoint.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: list[list[dict[str, Any]]] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy the settings of the new optimizers."""
+        self._fresh = [
+            [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+            for optimizer in trainer.optimizers
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set them again."""
+        for optimizer, fresh_groups in zip(trainer.optimizers, self._fresh, strict=True):
+            for group, fresh in zip(optimizer.param_groups, fresh_groups, strict=True):
+                old_base = group.get("initial_lr", group["lr"])
+                new_base = fresh.get("initial_lr", fresh["lr"])
+                factor = group["lr"] / old_base if old_base else 1.0
+                group.update(fresh)
+                group["lr"] = new_base * factor
+        for config in trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [
+                    group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups
+                ]

@@ -5,7 +5,10 @@ origins: error messages (which file has the typing error), precedence on resume 
 from the data to the module (which of two values was given).
 """
 
+import dataclasses
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import yaml
@@ -13,13 +16,14 @@ import yaml
 from ...common.errors import UserError
 from ...common.files import read_yaml
 from ...common.names import did_you_mean
-from .configs import check_needed, find_config, schedule_of
-from .listing import COMMANDS
-from .typed_values import Source, Typed
+from .listing import COMMANDS, PACKAGE_ROOT
+from .typed_values import Schedule, Source, Typed
 
 SUBCOMMANDS = ("fit", "validate", "test", "predict")
 FLAGS = ("--help", "-h", "--version", "--print_config")  # options without a value
 SECTIONS = ("--model", "--data", "--trainer")  # options whose value may be a YAML file
+# Keys of a whole configuration, as in the `config.yaml` of a run or from `--print_config`.
+WHOLE = {"model", "data", "trainer", "checkpoint", "last_checkpoint", "compile"}
 
 
 def read_command_line(words: Sequence[str]) -> Typed:
@@ -28,24 +32,21 @@ def read_command_line(words: Sequence[str]) -> Typed:
     Options override files wherever they stand. jsonargparse applies both in the order of the words, so that
     `--ckpt_path last --config config.yaml` would take the file's `ckpt_path: null`.
 
-    Args:
-        words: The arguments of the program, without its name.
-
     Raises:
         UserError: If the subcommand is missing or unknown, an option has another form, or a config file does not exist
             or is not YAML.
     """
     typed = Typed([word for word in words if word != "--debug"])
     options = list(_options(typed.words))
-    place = next((number for number, (option, _) in enumerate(options) if not option.startswith("-")), None)
-    if place is None:
+    position = next((number for number, (option, _) in enumerate(options) if not option.startswith("-")), None)
+    if position is None:
         if not {"--help", "-h"}.intersection(option for option, _ in options):
             raise UserError(
                 f"Expected a subcommand, got none: use one of {', '.join(SUBCOMMANDS)}, or see vlightning --help."
             )
         typed.args = typed.words
         return typed
-    typed.subcommand, _ = options.pop(place)
+    typed.subcommand, _ = options.pop(position)
     if typed.subcommand not in SUBCOMMANDS:
         raise UserError(f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, COMMANDS)}")
     typed.args = [typed.subcommand]
@@ -53,15 +54,16 @@ def read_command_line(words: Sequence[str]) -> Typed:
     for number, (option, value) in enumerate(options):
         if not option.startswith("-"):
             raise UserError(f"Expected an option, got {option!r}: begin it with two dashes, as in --{option}.")
-        if number < place and option not in ("--config", *FLAGS):
+        if number < position and option not in ("--config", *FLAGS):
             raise UserError(
                 f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
             )
-        given.append((option, value, number < place))
+        given.append((option, value, number < position))
     ordered = sorted(given, key=lambda each: _precedence(*each[:2]))
     if ordered and _precedence(*ordered[0][:2]) < 2:
         # A file may give arguments of a class that only an option names: the class is known before the files are read.
-        ordered = [each for each in ordered if _names_class(*each[:2])] + ordered
+        named = [each for each in ordered if each[0] in ("--model", "--data") and not _is_section_file(*each[:2])]
+        ordered = named + ordered
     for option, value, before_subcommand in ordered:
         _add(typed, option, value, before_subcommand)
     return typed
@@ -87,10 +89,6 @@ def _is_section_file(option: str, value: str | None) -> bool:
     return option in SECTIONS and str(value).endswith((".yaml", ".yml"))
 
 
-def _names_class(option: str, value: str | None) -> bool:
-    return option in ("--model", "--data") and not _is_section_file(option, value)
-
-
 def _precedence(option: str, value: str | None) -> int:
     """Return the rank of an option: those of higher rank override `--config` (0) and `--data x.yaml` (1)."""
     if option == "--config":
@@ -99,14 +97,9 @@ def _precedence(option: str, value: str | None) -> int:
 
 
 def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) -> None:
-    """Add an option with its value to the parts of the command line.
+    """Add an option with its value, None for a flag, to the parts of the command line, which are changed in place.
 
-    Args:
-        typed: The parts of the command line, which are changed in place.
-        option: A flag, `--config`, or an option for a key.
-        value: The value; None for a flag.
-        before_subcommand: Whether the option is a config before the subcommand, which may have a section for each
-            subcommand.
+    A config before the subcommand may have a section for each subcommand.
 
     Raises:
         UserError: If a config file is not named, does not exist, or is not YAML.
@@ -141,8 +134,66 @@ def _add(typed: Typed, option: str, value: str | None, before_subcommand: bool) 
         except yaml.YAMLError:  # a text that is not YAML
             tree = value
     if option != "--config":
-        for part in reversed(option.removeprefix("--").removesuffix("+").split(".")):
-            tree = {part: tree}
+        for key in reversed(option.removeprefix("--").removesuffix("+").split(".")):
+            tree = {key: tree}
     typed.args.append(word)
     if option not in FLAGS:
         typed.sources.append(Source(origin, tree, kind))
+
+
+def find_config(name: str) -> Path | None:
+    """Find a config file, as named or among those shipped with the package; None for YAML text and for a URL.
+
+    Raises:
+        UserError: If there is no such file; names the nearest one.
+    """
+    if "://" in name or "\n" in name or name.lstrip().startswith("{"):
+        return None
+    path = Path(name).expanduser()
+    for candidate in (path, PACKAGE_ROOT / path, PACKAGE_ROOT / "configs" / path):
+        if candidate.is_file():
+            return candidate
+    shipped = [str(p.relative_to(PACKAGE_ROOT)) for p in (PACKAGE_ROOT / "configs").rglob("*.yaml")]
+    beside = [str(path.with_name(p.name)) for p in path.parent.glob("*.y*ml")]
+    mistake = "is a folder" if path.is_dir() else "does not exist"
+    raise UserError(f"Expected a YAML file, got {name!r}, which {mistake}: {did_you_mean(name, [*beside, *shipped])}")
+
+
+def schedule_of(path: Path, stated: Any) -> Schedule:
+    """Return the length of the run that a config states as the value of its key `schedule`.
+
+    Raises:
+        UserError: If it does not give steps and batch as positive whole numbers, or has another key.
+    """
+    names = [field.name for field in dataclasses.fields(Schedule)]
+    numbers = [stated.get(name) for name in ("steps", "batch")] if isinstance(stated, dict) else [None]
+    if not (all(type(number) is int and number > 0 for number in numbers) and set(stated) <= set(names)):
+        raise UserError(
+            f"Expected a schedule with positive whole numbers of steps and batch in {path}, and no other keys than "
+            f"{', '.join(names)}, got {stated}: correct it."
+        )
+    return Schedule(**stated)
+
+
+def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
+    """Check the line `needs` of a config: files, relative to the config's folder, that must come before it.
+
+    The config of an earlier run, or a checkpoint, contains them.
+
+    Raises:
+        UserError: If one of them was not given.
+    """
+    needed = [Path(os.path.normpath(path.parent / name)) for name in ([needs] if isinstance(needs, str) else needs)]
+    is_resumed = any(word.startswith("--ckpt_path") for word in typed.words)
+    has_config_of_run = any(source.tree.keys() >= WHOLE for source in typed.sources if source.kind == "file")
+    if not (
+        is_resumed
+        or has_config_of_run
+        or {file.resolve() for file in needed} <= {file.resolve() for file in typed.config_files}
+    ):
+        given = ", ".join(map(str, typed.config_files)) or "no other config"
+        command = " ".join(f"--config {file}" for file in (*needed, path))
+        raise UserError(
+            f"Expected {' and '.join(map(str, needed))} before {path}, which is a part of its recipe, got {given}: "
+            f"give {command}."
+        )

@@ -23,14 +23,9 @@ TRAINER_DEFAULTS: dict[str, Any] = {
 
 
 def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tuple[dict[str, Any], list[Callback]]:
-    """Complete the arguments of the Trainer; a default callback is omitted if the user has one of the same kind.
+    """Return the completed arguments of the Trainer, and the callbacks to add to those of the user.
 
-    Args:
-        config: Arguments of the Trainer, with instances of their classes.
-        checkpoints: The default checkpoint callbacks.
-
-    Returns:
-        The arguments with plugins, and the callbacks to add to the callbacks of the user.
+    A default callback is omitted if the user has one of the same kind.
     """
     callbacks = _as_list(config.get("callbacks"))
     checkpointing = config.get("enable_checkpointing") is not False

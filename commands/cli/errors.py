@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from ...callbacks.distributed.collectives import is_first_to
 from ...common.errors import UserError
 from ...common.shown import shown
-from .configs import PACKAGE_ROOT
+from .listing import PACKAGE_ROOT
 
 
 class UsageError(UserError):
@@ -94,25 +94,20 @@ _NO_MEMORY = r"DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA out 
 
 
 def out_of_memory(error: Exception, files: list[Path]) -> str | None:
-    """Return what ran out of memory and what to make smaller; None for other errors.
-
-    Args:
-        error: The exception.
-        files: The files of its traceback; jsonargparse builds only models and data.
-    """
+    """Return what ran out of memory and what to make smaller; None for other errors."""
     text = " ".join(str(error).split())
     if not (isinstance(error, (MemoryError, torch.OutOfMemoryError)) or re.search(_NO_MEMORY, text)):
         return None
-    asked = re.search(r"allocate ([\d.]+) ?(bytes|[KMGT]iB)", text)
+    request = re.search(r"allocate ([\d.]+) ?(bytes|[KMGT]iB)", text)
     amount = ""
-    if asked is not None:
-        gib = float(asked[1]) * {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10}[asked[2]]
+    if request is not None:
+        gib = float(request[1]) * {"bytes": 2**-30, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2**10}[request[2]]
         amount = f", for {gib:,.3g} GiB more" if gib < 1000 else f", for {gib:,.0f} GiB more"
-    if any("jsonargparse" in file.parts for file in files):
-        part = "data" if any("datamodules" in file.parts for file in files) else "model"
+    if any("jsonargparse" in file.parts for file in files):  # it builds only models and data
+        section = "data" if any("datamodules" in file.parts for file in files) else "model"
         return (
-            f"There is not enough memory to build the {part}{amount}: lower its sizes (--{part}.help NAME lists the "
-            "arguments), or use a machine with more memory."
+            f"There is not enough memory to build the {section}{amount}: lower its sizes (--{section}.help NAME lists "
+            "the arguments), or use a machine with more memory."
         )
     return (
         f"Memory ran out{amount}: lower data.batch_size, or model.memory.micro_batch_size where the module has it, or "
@@ -125,9 +120,6 @@ def disk_full(error: BaseException | None) -> str | None:
 
     The libraries that write loggers' files and copies of data raise the error of the system, or another one because of
     it.
-
-    Args:
-        error: The exception; None for none.
     """
     cause = error
     while cause is not None and getattr(cause, "errno", None) not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
@@ -163,10 +155,12 @@ def mismatch(error: Exception) -> str | None:
     if "Error(s) in loading state_dict for" not in message:
         return None
     differences = []
-    for what in ("Missing", "Unexpected"):
-        lines = re.findall(rf"{what} key\(s\)[^:]*: ([^\n]*)", message)
+    for mistake in ("Missing", "Unexpected"):
+        lines = re.findall(rf"{mistake} key\(s\)[^:]*: ([^\n]*)", message)
         if keys := [key for line in lines for key in re.findall(r'"([^"]+)"', line)]:
-            differences.append(f"{len(keys)} weights are {what.lower()} ({keys[0]}{', ...' if len(keys) > 1 else ''})")
+            differences.append(
+                f"{len(keys)} weights are {mistake.lower()} ({keys[0]}{', ...' if len(keys) > 1 else ''})"
+            )
     size = r"size mismatch for ([^:]+): copying a param with shape (.*?) from checkpoint, the shape in"
     shapes = re.findall(r"current model is (.*?)\.(?:\n|$)", message)
     if sizes := re.findall(size, message):

@@ -17,7 +17,6 @@ from typing_extensions import override
 from ...common.class_arguments import class_bases, own_subclasses
 from ...common.private_api import (
     groups_of_options,
-    has_subcommands,
     option_type,
     parser_actions,
     shows_one_class,
@@ -60,7 +59,7 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         # jsonargparse passes a null for a field of a group on as the word `None`, which is not YAML's null.
-        if isinstance(args, list) and not has_subcommands(self):
+        if isinstance(args, list) and not _has_subcommands(self):
             args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
 
@@ -68,13 +67,17 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if shows_one_class(self):
             self.usage = SUPPRESS
-        elif not has_subcommands(self):
+        elif not _has_subcommands(self):
             self.usage = "%(prog)s [--config FILE.yaml ...] [--OPTION VALUE ...]"
             _shorten(self)
         for action in parser_actions(self):
             if action.dest.endswith(".help") and action.dest not in SHOWN_HELP and not _choices(action):
                 action.help = SUPPRESS
         return _plain(str(super().format_help(*args, **kwargs)))
+
+
+def _has_subcommands(parser: LightningArgumentParser) -> bool:
+    return any(action.dest == "subcommand" for action in parser_actions(parser))
 
 
 def _choices(action: Any) -> dict[str, type]:
@@ -93,12 +96,12 @@ def _shorten(parser: LightningArgumentParser) -> None:
         for action in actions:
             if action.dest.startswith("last_checkpoint.") and action.dest not in shown_once:
                 action.help = SUPPRESS  # shown for the best checkpoint
-        shown = [action for action in actions if action.help != SUPPRESS]
-        sections = {action.dest.partition(".")[0] for action in shown}
+        visible = [action for action in actions if action.help != SUPPRESS]
+        sections = {action.dest.partition(".")[0] for action in visible}
         if title := next((title for title in TITLES if title in sections), None):
             order[id(group)] = 1 + list(TITLES).index(title)
             group.title = TITLES[title]
-            for action in shown:
+            for action in visible:
                 action.help = _first_sentence(action.help or "")
     sort_groups(parser, lambda group: order.get(id(group), 0))
 

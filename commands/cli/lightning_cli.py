@@ -19,16 +19,15 @@ from ...common.messages import say
 from ...common.shown import VARIABLE
 from ...common.urls import keep, masked
 from . import defaults, mistakes, run_folder
-from .checkpoints import BestCheckpoint, LastCheckpoint
+from .checkpoints import BestCheckpoint, LastCheckpoint, TypedOptimizerOptions
 from .command_line import as_config, read_command_line
 from .errors import usage_errors
 from .help import HelpfulParser
 from .links import apply_links
 from .lost_processes import lost_processes_reported
-from .resume import TypedOptimizerOptions, merge, report_overrides
 from .run_config import SaveRunConfig
 from .run_report import report_results
-from .saved_run import read_saved_run
+from .saved_run import merge, read_saved_run, report_overrides
 
 
 class VLightningCLI(LightningCLI):
@@ -91,9 +90,9 @@ class VLightningCLI(LightningCLI):
         self.reproducible.pop("ckpt_path", None)
         for argument in linked:
             self.reproducible.pop(f"model.init_args.{argument}", None)
-        for arguments in run_folder.all_arguments(self.reproducible.trainer):
-            for argument in {"version", "id"} & vars(arguments).keys():
-                arguments[argument] = None
+        for logger in run_folder.loggers(self.reproducible.trainer):
+            for argument in {"version", "id"} & vars(logger.init_args).keys():
+                logger.init_args[argument] = None
 
     def _keep_secrets(self, config: Any) -> None:
         """Replace URLs with secrets in the configuration of the data, and in the command line that loggers read."""

@@ -32,11 +32,6 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     The links of jsonargparse do not suffice: they do not know which value was given, and refuse a config file with a
     value for the module even if it is the same, as in the hyper-parameters of a checkpoint.
 
-    Args:
-        config: The parsed configuration of the subcommand, which is changed in place.
-        typed: The parts of the command line.
-        saved: The values of the checkpoint; None without one.
-
     Returns:
         The arguments of the module that were taken from the data, such as `vocab_size` or `text.vocab_size`.
 
@@ -45,26 +40,26 @@ def apply_links(config: Any, typed: Typed, saved: SavedRun | None) -> list[str]:
     """
     source = (config.get("data") or {}).get("init_args") or {}
     target = (config.get("model") or {}).get("init_args") or Namespace()
-    before = _data_arguments(saved) if saved else {}
+    saved_source = _data_arguments(saved) if saved else {}
     for name in TEXTS:
-        if name in source and name in before and typed.origin(f"data.init_args.{name}") is None:
-            source[name] = before[name]
-    old = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
-    linked = [(name, argument) for name in LINKED if source.get(name) is not None for argument in _places(target, name)]
+        if name in source and name in saved_source and typed.origin(f"data.init_args.{name}") is None:
+            source[name] = saved_source[name]
+    saved_target = saved.hyper_parameters.get("model", {}).get("init_args", {}) if saved else {}
+    linked = [(name, argument) for name in LINKED if source.get(name) is not None for argument in _keys(target, name)]
     for name, argument in linked:
-        was = at(old, argument)
-        by = typed.origin(f"model.init_args.{argument}")
-        if was is not None and by is None:
+        saved_value = at(saved_target, argument)
+        origin = typed.origin(f"model.init_args.{argument}")
+        if saved_value is not None and origin is None:
             if typed.origin(f"data.init_args.{name}") is None:
-                source[name] = was
-            elif name == "vocab_size" and was < source[name]:
+                source[name] = saved_value
+            elif name == "vocab_size" and saved_value < source[name]:
                 # The value of the data is a limit, the value in the checkpoint is the actual size of the tokenizer.
-                target[argument] = was
+                target[argument] = saved_value
                 continue
-        if target[argument] != source[name] and by is not None:
+        if target[argument] != source[name] and origin is not None:
             raise UserError(
                 f"Expected the same {name} for module and data, got model.init_args.{argument}={target[argument]!r} "
-                f"from {by} and data.init_args.{name}={source[name]!r}: set data.init_args.{name} only."
+                f"from {origin} and data.init_args.{name}={source[name]!r}: set data.init_args.{name} only."
             )
         target[argument] = source[name]
     return [argument for _, argument in linked]
@@ -77,7 +72,7 @@ def _data_arguments(saved: SavedRun) -> dict[str, Any]:
     return {**getattr(cls, "text_options", {}), **data.get("init_args", {})}
 
 
-def _places(arguments: Namespace, name: str) -> list[str]:
+def _keys(arguments: Namespace, name: str) -> list[str]:
     """Return the keys of all arguments with a name: the argument itself, or else fields of groups of settings."""
     if name in arguments:
         return [name]

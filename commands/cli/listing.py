@@ -14,8 +14,8 @@ from pathlib import Path
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ...lightning_modules import installed
-from .configs import PACKAGE_ROOT
 
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = {
     "fit": "train, with validation",
     "validate": "evaluate a checkpoint on the validation split",
@@ -44,27 +44,21 @@ class Listed:
         name: name of its folder.
         module: name of its class.
         source: title and reference, the first line of its module's docstring.
-        what: what its class does, the first line of the class's docstring.
+        summary: what its class does, the first line of the class's docstring.
     """
 
     name: str
     module: str
     source: str
-    what: str
+    summary: str
 
 
 @dataclass(frozen=True)
 class Config:
-    """A shipped config.
-
-    Args:
-        path: path under the root of the package.
-        what: what it is for, the first sentence of its first lines.
-        commands: its commands, in its first lines.
-    """
+    """A shipped config: its path under the root of the package, and the first sentence and the commands of its head."""
 
     path: str
-    what: str
+    summary: str
     commands: list[str]
 
 
@@ -101,11 +95,8 @@ def configs(folder: str = "") -> list[Config]:
 def run_methods(words: list[str]) -> str:
     """Run `vlightning methods`.
 
-    Args:
-        words: The arguments after `methods`.
-
     Raises:
-        UserError: If there are any.
+        UserError: If there are words after `methods`.
     """
     if words and words[0] not in ("--help", "-h"):
         raise UserError(f"Expected nothing after methods, got {words[0]!r}: see vlightning configs {words[0]}.")
@@ -113,15 +104,12 @@ def run_methods(words: list[str]) -> str:
     for method in methods():
         count = len(configs(method.name))
         shipped = f", {count} configs" if count else ""
-        lines += [f"{method.name} ({method.module}{shipped})", *_wrapped(method.source), *_wrapped(method.what)]
+        lines += [f"{method.name} ({method.module}{shipped})", *_wrapped(method.source), *_wrapped(method.summary)]
     return "\n".join([*lines, "", "vlightning configs METHOD lists the configs of one.", ""])
 
 
 def run_configs(words: list[str]) -> str:
     """Run `vlightning configs [method]`.
-
-    Args:
-        words: The arguments after `configs`.
 
     Raises:
         UserError: If there is no such method, or more than one is named.
@@ -135,7 +123,7 @@ def run_configs(words: list[str]) -> str:
         raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], folders)}")
     lines = []
     for config in configs(*words):
-        lines += [config.path, *_wrapped(config.what), *(f"    {command}" for command in config.commands if words)]
+        lines += [config.path, *_wrapped(config.summary), *(f"    {command}" for command in config.commands if words)]
     hint = "" if words else "\nvlightning configs METHOD shows the command of each config.\n"
     return "\n".join([*lines, hint])
 

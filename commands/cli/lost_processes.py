@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from ...common.errors import UserError
-from ...common.private_api import SubprocessScriptLauncher, set_launcher, set_number_of_threads
+from ...common.private_api import SubprocessScriptLauncher, set_launcher
 
 OUT_OF_MEMORY = "most often because memory ran out"
 WORKER_ADVICE = f", {OUT_OF_MEMORY}: lower data.num_workers, or give the job more memory"
@@ -64,9 +65,9 @@ def lost_worker(error: BaseException) -> str | None:
         how = f"was killed by a signal ({name})" if name else "ended unexpectedly"
         return f"The loader worker with pid {pids} {how}{WORKER_ADVICE}"
     # A worker died while its batch was being received, and torch has not noticed yet.
-    gone = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
+    is_disconnected = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
     frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    lost = gone and ("_try_get_data" in frames or "in pin memory thread" in str(error))
+    lost = is_disconnected and ("_try_get_data" in frames or "in pin memory thread" in str(error))
     return f"A loader worker ended unexpectedly{WORKER_ADVICE}" if lost else None
 
 
@@ -171,7 +172,10 @@ class WatchedLauncher(SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
             threading.Thread(target=self.watch, name="process-watch", daemon=True).start()
-        set_number_of_threads(self.num_processes)
+        if "OMP_NUM_THREADS" not in os.environ:  # as Lightning's launchers do
+            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            torch.set_num_threads(max(1, processors // self.num_processes))
+            os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
         return function(*args, **kwargs)
 
     def statuses(self) -> dict[int, int | None]:

@@ -21,25 +21,16 @@ from .typed_values import Source, Typed, at
 
 
 def explain(error: Exception, typed: Typed, parser: ArgumentParser) -> str:
-    """Explain a parsing error.
-
-    Args:
-        error: The error of the parser.
-        typed: The parts of the command line.
-        parser: The parser of the subcommand.
-
-    Returns:
-        One sentence about the first invalid value, or the shortened message of the parser if none is found.
-    """
+    """Return one sentence about the first invalid value, or the shortened message of the parser if there is none."""
     words = " ".join(str(error).split())
     try:
         GivenValues(_options(parser)).check_all(typed)
     except UserError as mistake:
         return str(mistake)
-    named = {at(source.tree, "model.class_path"): source.origin for source in typed.sources}
-    named.pop(None, None)
-    if len(named) > 1 and (group := re.search(r"Group '([\w.]+)' does not accept option", words)):
-        classes = " and ".join(f"{str(name).rpartition('.')[2]} from {origin}" for name, origin in named.items())
+    origins = {at(source.tree, "model.class_path"): source.origin for source in typed.sources}
+    origins.pop(None, None)
+    if len(origins) > 1 and (group := re.search(r"Group '([\w.]+)' does not accept option", words)):
+        classes = " and ".join(f"{str(name).rpartition('.')[2]} from {origin}" for name, origin in origins.items())
         differing = f"whose groups {group[1]!r} have different fields"
         return f"Expected one class for model, got {classes}, {differing}: name one of them."
     return words if len(words) <= 300 else f"{words[:297]}..."
@@ -111,8 +102,8 @@ class GivenValues:
         for key in _CLASSES:
             if key not in self.classes:
                 names = ", ".join(sorted(class_arguments.subclass_names(class_bases(self.options[key]))))
-                beside = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
-                hint = f" (the checkpoint's run has one in {beside})" if beside.is_file() else ""
+                config = Path(str(typed.lookup("ckpt_path"))).parent.parent / "config.yaml"
+                hint = f" (the checkpoint's run has one in {config})" if config.is_file() else ""
                 raise UserError(
                     f"Expected a class for {key}, got none: name one with --config{hint} or --{key}; known classes are "
                     f"{names}."
@@ -123,25 +114,21 @@ class GivenValues:
                     raise UserError(f"Expected the argument {name} of {self.classes[key].__name__}, got none: add it.")
 
     def check(self, key: str, hint: Any, value: Any, owner: str = "") -> None:
-        """Check a value.
+        """Check a value: a section, a class with arguments, a group of settings, a list of these, or a plain value.
 
-        Args:
-            key: Dotted key of the value.
-            hint: Type of the value.
-            value: A section, a class with arguments, a group of settings, a list of these, or a plain value.
-            owner: Name of the class or group whose argument the value is; empty for options of the Trainer.
+        The owner is the class or group whose argument the value is; none for options of the Trainer.
         """
         if isinstance(value, list) and any(isinstance(item, dict) and "class_path" in item for item in value):
             for item in value:
                 self.check(key, hint, item, owner)
             return
-        origin_phrase = self.source.place
+        origin_phrase = self.source.phrase
         form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
         if form == "plain":
             if hint is not None and (problem := class_arguments.expected(hint, value)):
-                what, remedy = problem
+                expected, remedy = problem
                 of = f" of {owner}" if owner else ""
-                raise UserError(f"Expected {what} for {key}{of}{origin_phrase}, got {value!r}: {remedy}")
+                raise UserError(f"Expected {expected} for {key}{of}{origin_phrase}, got {value!r}: {remedy}")
             return
         if form == "class":
             cls, value = self.instance(key, class_bases(hint), value)
@@ -162,30 +149,24 @@ class GivenValues:
             self.check(f"{key}.{name}" if key else name, valid[name], inner, owner)
 
     def instance(self, key: str, bases: tuple[type, ...], value: Any) -> tuple[type, dict[str, Any]]:
-        """Return a class and its arguments.
-
-        Args:
-            key: Dotted key of the value.
-            bases: Base classes that the type of the value allows.
-            value: The name of the class, or `{class_path: ..., init_args: {...}}`.
-        """
+        """Return the class and the arguments that a value names: a name, or `{class_path: ..., init_args: {...}}`."""
         value = value if isinstance(value, dict) else {"class_path": value}
-        origin_phrase = self.source.place
+        origin_phrase = self.source.phrase
         if "class_path" in value:
             cls = find_class(str(value["class_path"]), bases)
             if isinstance(cls, str):
                 raise UserError(f"Expected a class for {key!r}{origin_phrase}, got {value['class_path']!r}: {cls}")
             self.classes[key] = cls
-        beside = {name: value[name] for name in value if name not in CLASS_KEYS}
-        arguments = {**(value.get("init_args") or {}), **beside}
+        outside = {name: value[name] for name in value if name not in CLASS_KEYS}
+        arguments = {**(value.get("init_args") or {}), **outside}
         if key not in self.classes:
             if not arguments:
                 return object, {}
             first = next(iter(arguments))
             raise UserError(f"Expected {key}.class_path with {key}.init_args.{first}{origin_phrase}, got none: add it.")
         cls = self.classes[key]
-        if beside and self.source.kind != "option":  # options may omit the level `init_args`
-            name = next(iter(beside))
+        if outside and self.source.kind != "option":  # options may omit the level `init_args`
+            name = next(iter(outside))
             if name not in parameters(cls):
                 raise self.unknown(name, f"{key}.", [*CLASS_KEYS, *parameters(cls)])
             of = f"{name!r} of {cls.__name__}{origin_phrase}"
@@ -196,10 +177,10 @@ class GivenValues:
         """Return the error for an unknown option or key."""
         of = f" of {owner}" if owner else ""
         origin = self.source.origin
-        for shown in (prefix, prefix.replace("init_args.", "")):
-            if origin.startswith(f"--{shown}{name}"):
+        for typed_prefix in (f"--{prefix}", f"--{prefix.replace('init_args.', '')}"):
+            if origin.startswith(f"{typed_prefix}{name}"):
                 return UserError(
-                    f"Expected a known option{of}, got {origin!r}: {did_you_mean(name, valid, f'--{shown}')}"
+                    f"Expected a known option{of}, got {origin!r}: {did_you_mean(name, valid, typed_prefix)}"
                 )
         return UserError(
             f"Expected a known key{of} in {origin}, got {f'{prefix}{name}'!r}: {did_you_mean(name, valid)}"

@@ -55,22 +55,14 @@ class SaveRunConfig(SaveConfigCallback):
         """Store the run's settings, so that `--ckpt_path` alone repeats them from wherever the file is."""
         checkpoint[RUN_KEY] = self.run
 
-    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Report that the run began."""
+    def on_train_batch_end(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
+        """Report that the run began, unless this is the sanity check of the validation."""
         if not trainer.sanity_checking:
             self.on_begin()
 
-    def on_validation_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Report that the run began, unless this is the sanity check."""
-        self.on_train_batch_end(trainer)
-
-    def on_test_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Report that the run began."""
-        self.on_train_batch_end(trainer)
-
-    def on_predict_batch_end(self, trainer: Trainer, *args: Any) -> None:
-        """Report that the run began."""
-        self.on_train_batch_end(trainer)
+    on_validation_batch_end = on_train_batch_end
+    on_test_batch_end = on_train_batch_end
+    on_predict_batch_end = on_train_batch_end
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Choose a free name, then save."""
@@ -94,11 +86,7 @@ class SaveRunConfig(SaveConfigCallback):
 
 
 def shaping_settings(trainer: Any) -> dict[str, Any]:
-    """Return the Trainer's settings that shape the result, plain data, without those left to the Trainer.
-
-    Args:
-        trainer: The parsed arguments of the Trainer.
-    """
+    """Return the parsed settings of the Trainer that shape the result, as plain data, without those that are None."""
     settings = {name: trainer.get(name) for name in SHAPING}
     if isinstance(settings["max_time"], datetime.timedelta):
         settings["max_time"] = {"seconds": int(settings["max_time"].total_seconds())}
@@ -109,15 +97,17 @@ def environment(folder: Path) -> dict[str, Any]:
     """Return the command, the versions, and git's commit with the names of changed files, None outside a repository.
 
     The command has no secrets of URLs.
-
-    Args:
-        folder: A folder of the repository.
     """
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    git = None
+    if commit is not None and changed is not None:
+        git = {"commit": commit.strip(), "changed": [line[3:] for line in changed.splitlines()]}
     return {
         "command": [public(word) for word in sys.argv],
         "python": platform.python_version(),
         "packages": _versions("vlightning"),
-        "git": _git_state(folder),
+        "git": git,
     }
 
 
@@ -136,21 +126,14 @@ def _versions(package: str) -> dict[str, str]:
     return versions
 
 
-def _git_state(folder: Path) -> dict[str, Any] | None:
-    commit = _git(folder, "rev-parse", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    if commit is None or changed is None:
-        return None
-    return {"commit": commit.strip(), "changed": [line[3:] for line in changed.splitlines()]}
-
-
 def _git(folder: Path, *words: str) -> str | None:
     """Return what git prints; None without git, outside a repository, or if git takes long."""
     try:
-        done = subprocess.run(["git", "-C", folder, *words], capture_output=True, text=True, timeout=10, check=True)
+        return subprocess.run(
+            ["git", "-C", folder, *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return done.stdout
 
 
 def log_settings(trainer: Trainer, name: str, settings: Mapping[str, Any]) -> None:

@@ -17,15 +17,15 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from ...common.errors import UserError
 from ...common.messages import say
 from ...common.names import did_you_mean
-from .configs import PACKAGE_ROOT
-from .run_checkpoints import best_of, last_saved, resolved, step_of, whole_checkpoint
-from .saved_run import SavedRun
+from .listing import PACKAGE_ROOT
+from .saved_run import SavedRun, best_of, last_saved, newest_checkpoint, resolved, step_of
 from .slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from .typed_values import Typed, at
 
 # Pass the run folder and the checkpoint of the first process to the processes that Lightning's DDP launcher starts.
 RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"
 CHECKPOINT_VARIABLE = "VLIGHTNING_CHECKPOINT"
+# File in a run folder that holds the id of its W&B run: a requeued job goes on in it.
 ID_FILE = ".wandb_id"
 # Files that a run writes before its first batch.
 _EARLY = ("config*.yaml", "environment*.json", "hparams.yaml", "metrics.csv", "events.out.tfevents.*", NOTE, ID_FILE)
@@ -40,16 +40,17 @@ def name_run(config: Any, typed: Typed, saved: SavedRun | None) -> str:
     adds its name (`albef_quickstart_mine`), unless it only says which data is read: recipes name the runs of others,
     whatever the data. Without a config file it is the name of the checkpoint's run, or else `vlightning`.
 
-    Args:
-        config: The parsed configuration of the subcommand, which is changed in place.
-        typed: The parts of the command line.
-        saved: The values of the checkpoint; None without one.
+    Raises:
+        UserError: If the run logs to W&B, whose package is not installed.
     """
-    check_wandb(config)
+    if _wandb_loggers(config) and find_spec("wandb") is None:
+        raise UserError(
+            "Expected the package wandb for trainer.logger WandbLogger, got none: pip install 'vlightning[wandb]'."
+        )
     name = _run_name(typed, saved)
-    for arguments in all_arguments(config.trainer):
-        if arguments.get("name") is not None:
-            arguments["name"] = name
+    for logger in loggers(config.trainer):
+        if logger.init_args.get("name") is not None:
+            logger.init_args["name"] = name
     for arguments in folder_arguments(config.trainer):
         arguments["save_dir"] = str(_save_dir(typed, saved))
     return name
@@ -68,12 +69,6 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
     (`hpc_ckpt_<n>.ckpt`) there for any subcommand. On exit, a new folder is removed if it is empty, or if the run
     failed before its first batch.
 
-    Args:
-        config: The parsed configuration of the subcommand, which is changed in place.
-        name: The name of the run.
-        typed: The parts of the command line.
-        saved: The values of the checkpoint; None without one.
-
     Yields:
         A function to call after the first batch.
 
@@ -81,19 +76,19 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
         UserError: If the given version holds a run, and this run does not resume from it.
     """
     state = {"began": False, "failed": True}
-    made = [] if config.trainer.get("fast_dev_run") else _claim(config, name, typed, saved)
+    created = [] if config.trainer.get("fast_dev_run") else _claim(config, name, typed, saved)
     try:
         yield lambda: state.update(began=True)
         state["failed"] = False
     finally:
         for variable in (RUN_DIR_VARIABLE, CHECKPOINT_VARIABLE):
             os.environ.pop(variable, None)
-        if made:
-            written = {path.name for path in made[0].rglob("*") if not path.is_dir()} - {NOTE, ID_FILE}
+        if created:
+            written = {path.name for path in created[0].rglob("*") if not path.is_dir()} - {NOTE, ID_FILE}
             early = all(any(fnmatch.fnmatch(name, pattern) for pattern in _EARLY) for name in written)
             if not written or (state["failed"] and not state["began"] and early):
-                shutil.rmtree(made[0], ignore_errors=True)
-                for folder in made[1:]:
+                shutil.rmtree(created[0], ignore_errors=True)
+                for folder in created[1:]:
                     with contextlib.suppress(OSError):  # not empty
                         folder.rmdir()
 
@@ -102,29 +97,29 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
     """Return the created folders, the run folder first; empty if another process creates them."""
     trainer = config.trainer
     in_folder = folder_arguments(trainer)
-    made: list[Path] = []
+    created: list[Path] = []
     save_dir = _save_dir(typed, saved)
     parent = save_dir / name
     version = next((number for each in in_folder if (number := each.get("version")) is not None), None)
-    beside = _evaluated_run(typed, saved)
-    if beside is not None:
-        save_dir = beside.parent
-        parent = beside.parent
+    evaluated = _evaluated_run(typed, saved)
+    if evaluated is not None:
+        save_dir = evaluated.parent
+        parent = evaluated.parent
         name = ""
         version = None
-    asked = None if version is None else parent / _version_folder(version)
+    requested = None if version is None else parent / _version_folder(version)
     if saved is not None and typed.subcommand == "fit" and not trainer.get("logger"):
         root = trainer.get("default_root_dir")
-        asked = saved.folder if root is not None and Path(root).resolve() == saved.folder.resolve() else asked
+        requested = saved.folder if root is not None and Path(root).resolve() == saved.folder.resolve() else requested
     if not _is_first_process():  # another process creates the folder, and Lightning broadcasts its name
-        inherited = os.environ.get(RUN_DIR_VARIABLE) or asked
+        inherited = os.environ.get(RUN_DIR_VARIABLE) or requested
         run_dir = Path(inherited or requeued_folder(parent, typed) or parent)
     else:
         missing = [folder for folder in (parent, *parent.parents) if not folder.exists()]
         fresh = True
-        if asked is not None:
-            run_dir = asked
-            fresh = not asked.exists()
+        if requested is not None:
+            run_dir = requested
+            fresh = not requested.exists()
             checkpoint = config.get("ckpt_path")
             resumes = run_dir.resolve() in Path(checkpoint).resolve().parents if checkpoint else is_requeued(typed)
             if not fresh and any(run_dir.iterdir()) and not resumes:
@@ -132,18 +127,21 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
                     f"Expected an empty run folder, got {str(run_dir)!r}, which holds a run: leave the version out for "
                     "a new folder, or resume with --ckpt_path from a checkpoint in this folder."
                 )
-        elif beside is not None:
-            run_dir = make_numbered(parent, f"{beside.name}_{typed.subcommand}")
+        elif evaluated is not None:
+            run_dir = make_numbered(parent, f"{evaluated.name}_{typed.subcommand}")
         else:
             run_dir, fresh = next_free(parent, typed)
         run_dir.mkdir(parents=True, exist_ok=True)
         os.environ[RUN_DIR_VARIABLE] = str(run_dir)
-        made = [run_dir, *missing] if fresh else []
+        created = [run_dir, *missing] if fresh else []
         say(f"Run folder: {run_dir}")
     if is_requeued(typed):  # in each process, before any process can write
         if any(run_dir.glob("hpc_ckpt_*.ckpt")):
             config["ckpt_path"] = None  # Lightning then uses the newest of these checkpoints
-        elif (newest := whole_checkpoint(run_dir / "checkpoints")) and _is_further(newest, saved):
+        elif (newest := newest_checkpoint(run_dir / "checkpoints")) is not None and (
+            # A folder's first files may be links to checkpoints before the one that the run resumed from.
+            saved is None or step_of(newest) >= step_of(saved.path)
+        ):
             config["ckpt_path"] = str(newest)
     number = run_dir.name.removeprefix("version_")
     for arguments in in_folder if run_dir != parent else ():
@@ -152,12 +150,19 @@ def _claim(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> list
         arguments["version"] = int(number) if number.isdigit() else run_dir.name
     if typed.subcommand == "fit" or trainer.get("default_root_dir") is None:
         trainer["default_root_dir"] = str(run_dir)
-    if len(in_folder) < len(all_arguments(trainer)):  # other loggers name other folders
+    if len(in_folder) < len(loggers(trainer)):  # other loggers name other folders
         for section in ("checkpoint", "last_checkpoint"):
             if config.get(section) is not None and config[section].get("dirpath") is None:
                 config[section]["dirpath"] = str(run_dir / "checkpoints")
-    place_wandb_run(config, run_dir, _is_first_process())
-    return made
+    for logger in _wandb_loggers(config):
+        arguments = logger.init_args
+        arguments["save_dir"] = str(run_dir)
+        if _is_first_process() and arguments.get("id") is None and arguments.get("version") is None:
+            id_file = run_dir / ID_FILE
+            if not id_file.exists():
+                id_file.write_text(uuid4().hex[:8], encoding="utf-8")
+            arguments["id"] = id_file.read_text(encoding="utf-8")
+    return created
 
 
 def find_checkpoint(typed: Typed) -> Path | None:
@@ -191,11 +196,7 @@ def find_checkpoint(typed: Typed) -> Path | None:
 
 
 def resolve_weights(values: Any) -> None:
-    """Replace each run's folder that is given as `weights`, of the module or of a part, by its checkpoint.
-
-    Args:
-        values: The arguments of the module, which are changed in place.
-    """
+    """Replace each run's folder among the arguments `weights` of a module and of its groups by its checkpoint."""
     for name, value in list(vars(values).items()):
         if name == "weights" and isinstance(value, str):
             values[name] = str(path) if (path := resolved(value)) != Path(value).expanduser() else value
@@ -207,7 +208,7 @@ def _runs(typed: Typed) -> list[Path]:
     """Return the runs of the same name with a checkpoint, the newest last, for `--ckpt_path last` and `best`."""
     parent = _save_dir(typed, None) / _run_name(typed, None)
     is_wandb = str(typed.lookup("trainer.logger.class_path")).endswith("WandbLogger")
-    version = None if is_wandb else _given(typed, "version")  # that of W&B is no folder
+    version = None if is_wandb else _logger_argument(typed, "version")  # that of W&B is no folder
     runs = sorted((run for run in parent.glob("*") if last_saved(run)), key=last_saved)
     if version is not None:
         runs = [run for run in runs if run.name == _version_folder(version)]
@@ -222,11 +223,6 @@ def _runs(typed: Typed) -> list[Path]:
     return runs
 
 
-def _is_further(checkpoint: Path, saved: SavedRun | None) -> bool:
-    """Return whether a checkpoint is not older than the given one: a folder's first files may be links to old ones."""
-    return saved is None or step_of(checkpoint) >= step_of(saved.path)
-
-
 def _run_name(typed: Typed, saved: SavedRun | None) -> str:
     """Return the name of the run, as `name_run` describes."""
     name: str | None = None
@@ -234,11 +230,13 @@ def _run_name(typed: Typed, saved: SavedRun | None) -> str:
     files = {str(path): path for path in typed.config_files}
     for source in typed.sources:
         path = files.get(source.origin)
-        given = _first_given(source.tree, "name")
-        if given is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
-            name = str(given or "")  # `--trainer.logger.name=` asks for no folder of this name
+        logger_name = _first_value(source.tree, "name")
+        if logger_name is not None or (source.kind == "option" and source.gives("trainer.logger.name")):
+            name = str(logger_name or "")  # `--trainer.logger.name=` asks for no folder of this name
         elif path is not None and (name is None or path in typed.derived):
-            name = _name_of(path)
+            config = path.resolve().with_suffix("")
+            folders = config.parts[::-1]
+            name = "/".join(config.parts[-folders.index("configs") :]) if "configs" in folders else config.name
         elif path is not None and is_shipped and not _is_shipped(path) and set(source.tree) - {"data"}:
             name = f"{name}_{path.stem}"
         if path is not None and set(source.tree) - {"data"}:
@@ -252,28 +250,23 @@ def _is_shipped(path: Path) -> bool:
     return path.resolve().is_relative_to(PACKAGE_ROOT / "configs")
 
 
-def _name_of(config: Path) -> str:
-    path = config.resolve().with_suffix("")
-    return "/".join(path.parts[-path.parts[::-1].index("configs") :]) if "configs" in path.parts else path.name
-
-
 def _save_dir(typed: Typed, saved: SavedRun | None) -> Path:
     """Return the folder of all runs."""
-    given = _given(typed, "save_dir") or _given(typed, "dir")  # `dir` is W&B's other name for it
+    save_dir = _logger_argument(typed, "save_dir") or _logger_argument(typed, "dir")  # `dir` is W&B's other name for it
     root = typed.lookup("trainer.default_root_dir")
     if typed.lookup("trainer.logger") is False:  # the logger's arguments are those of a config file
-        given, root = root, given
-    moved = None if saved is None else saved.save_dir
-    return Path(str(given or root or moved or "runs"))
+        save_dir, root = root, save_dir
+    folder_of_checkpoint = None if saved is None else saved.save_dir
+    return Path(str(save_dir or root or folder_of_checkpoint or "runs"))
 
 
-def _given(typed: Typed, name: str) -> Any:
+def _logger_argument(typed: Typed, name: str) -> Any:
     """Return the last value given for an argument of the loggers, or None."""
-    values = [_first_given(source.tree, name) for source in typed.sources]
+    values = [_first_value(source.tree, name) for source in typed.sources]
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def _first_given(tree: Any, name: str) -> Any:
+def _first_value(tree: Any, name: str) -> Any:
     """Return the argument of the first logger in nested values that has it, or None."""
     logger = at(tree, "trainer.logger")
     loggers = logger if isinstance(logger, list) else [logger]
@@ -283,21 +276,16 @@ def _first_given(tree: Any, name: str) -> Any:
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
     """Return the run folder of the checkpoint that is evaluated; None if the evaluation writes elsewhere."""
-    asked = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
-    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in asked):
+    given = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
+    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in given):
         return None
     return saved.folder if (saved.folder / "config.yaml").is_file() else None
-
-
-def all_arguments(trainer: Any) -> list[Any]:
-    """Return the arguments of each logger of a parsed configuration of the Trainer, which may be changed in place."""
-    return [logger.init_args for logger in loggers(trainer)]
 
 
 def folder_arguments(trainer: Any) -> list[Any]:
     """Return the arguments of each logger that writes to `<save_dir>/<name>/version_<n>`."""
     kinds = ("TensorBoardLogger", "CSVLogger")
-    return [each.init_args for each in loggers(trainer) if each.class_path.rpartition(".")[2] in kinds]
+    return [logger.init_args for logger in loggers(trainer) if logger.class_path.rpartition(".")[2] in kinds]
 
 
 def _version_folder(version: int | str) -> str:
@@ -316,44 +304,11 @@ def _is_first_process() -> bool:
     )
 
 
-# File in a run folder that holds the id of its W&B run: a requeued job goes on in it.
-
-
-def check_wandb(config: Any) -> None:
-    """Check that the package is there if the run logs to W&B.
-
-    Raises:
-        UserError: If it is not installed.
-    """
-    if _wandb_loggers(config) and find_spec("wandb") is None:
-        raise UserError(
-            "Expected the package wandb for trainer.logger WandbLogger, got none: pip install 'vlightning[wandb]'."
-        )
-
-
-def place_wandb_run(config: Any, run_dir: Path, is_first: bool) -> None:
-    """Put W&B's files into the run folder, and give the logger the id of the folder's run, if none was given.
-
-    Args:
-        config: The parsed configuration of the subcommand, which is changed in place.
-        run_dir: The run folder.
-        is_first: Whether this is the first process, which alone logs.
-    """
-    for logger in _wandb_loggers(config):
-        arguments = logger.init_args
-        arguments["save_dir"] = str(run_dir)
-        if is_first and arguments.get("id") is None and arguments.get("version") is None:
-            kept = run_dir / ID_FILE
-            if not kept.exists():
-                kept.write_text(uuid4().hex[:8], encoding="utf-8")
-            arguments["id"] = kept.read_text(encoding="utf-8")
-
-
 def loggers(trainer: Any) -> list[Any]:
     """Return the loggers of a parsed configuration of the Trainer, each with `class_path` and `init_args`."""
     logger = trainer.get("logger")
-    each = logger if isinstance(logger, list) else [logger]
-    return [one for one in each if hasattr(one, "get") and one.get("init_args") is not None]
+    candidates = logger if isinstance(logger, list) else [logger]
+    return [each for each in candidates if hasattr(each, "get") and each.get("init_args") is not None]
 
 
 def _wandb_loggers(config: Any) -> list[Any]:

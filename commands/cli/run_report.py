@@ -18,7 +18,7 @@ from ...common.files import replacing
 from ...common.messages import say, table, warn
 from ...common.named_code import defined_here
 from ...common.shown import public
-from .run_checkpoints import step_of
+from .saved_run import step_of
 
 
 class RunReport(Callback):
@@ -26,40 +26,27 @@ class RunReport(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Warn of random weights, unless this is the validation of a fit."""
-        self._warn_of_random_weights(trainer, pl_module)
+        subcommand = trainer.state.fn
+        if subcommand is not None and subcommand != "fit" and trainer.ckpt_path is None:
+            warn_of_random_weights(subcommand.value, pl_module)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of random weights."""
-        self._warn_of_random_weights(trainer, pl_module)
-
-    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Warn of random weights."""
-        self._warn_of_random_weights(trainer, pl_module)
+    on_test_start = on_validation_start
+    on_predict_start = on_validation_start
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Print the checkpoints of a fit that has ended."""
         if stage == "fit":
             print_checkpoints(trainer, pl_module)
 
-    def _warn_of_random_weights(self, trainer: Trainer, module: LightningModule) -> None:
-        subcommand = trainer.state.fn
-        if subcommand is not None and subcommand != "fit" and trainer.ckpt_path is None:
-            warn_of_random_weights(subcommand.value, module)
-
 
 def print_checkpoints(trainer: Trainer, module: LightningModule) -> None:
-    """Print a line each for the best and the last checkpoint, and the command that evaluates the better one.
-
-    Args:
-        trainer: The Trainer whose fit has ended.
-        module: The module.
-    """
+    """Print a line each for the best and the last checkpoint of a fit, and a command that evaluates the better one."""
     folder = trainer.log_dir  # a collective operation: every process must ask for it
     if not trainer.is_global_zero or getattr(trainer, "fast_dev_run", False):
         return
     chosen: str | None = None
-    kept = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
-    for callback in sorted(kept, key=lambda each: each.monitor is None):  # the best first
+    callbacks = [each for each in trainer.checkpoint_callbacks if isinstance(each, ModelCheckpoint)]
+    for callback in sorted(callbacks, key=lambda each: each.monitor is None):  # the best first
         path = callback.best_model_path
         if not path or not Path(path).exists():
             continue
@@ -86,10 +73,6 @@ def warn_of_random_weights(subcommand: str, module: LightningModule) -> None:
 
     Modules that are not trained (they have no `training_step`) load their own weights, and a method's
     `evaluates_initial_weights` returns whether it evaluates the weights that its arguments name.
-
-    Args:
-        subcommand: `validate`, `test` or `predict`.
-        module: The module.
     """
     initial = getattr(module, "evaluates_initial_weights", lambda: False)
     if is_overridden("training_step", module) and not initial():
@@ -110,13 +93,6 @@ def report_results(
 
     The module's `evaluation.summary` states chance levels and counts, if it has them; callbacks that evaluate state
     chance levels as `chance`. Every process calls this.
-
-    Args:
-        trainer: The Trainer, after the evaluation.
-        module: The evaluated module.
-        stage: `validate` or `test`.
-        results: Metrics by name, of each loader.
-        verbose: Whether the table is printed.
     """
     folder = trainer.log_dir  # a collective operation
     if not trainer.is_global_zero:
@@ -127,8 +103,8 @@ def report_results(
     chance = {f"{_PREFIXES[stage]}/{name}": level for name, level in chance_levels(trainer, module).items()}
     chance = {name: level for name, level in chance.items() if name in values}
     if verbose:
-        of = ", ".join(f"{count} {what}" for what, count in counts.items())
-        sys.stdout.write(table(values, chance) + (f"Evaluated: {of}\n" if of else ""))
+        evaluated = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        sys.stdout.write(table(values, chance) + (f"Evaluated: {evaluated}\n" if evaluated else ""))
     if folder is None or not trainer.loggers:
         return
     checkpoint = trainer.ckpt_path
@@ -137,13 +113,9 @@ def report_results(
         "checkpoint": None if checkpoint is None else public(str(checkpoint)),
         "step": None if checkpoint is None else step_of(Path(checkpoint)),
         **counts,
-        "metrics": _finite(values),
+        # JSON cannot name values that are not finite.
+        "metrics": {name: value if math.isfinite(value) else None for name, value in values.items()},
         "chance": chance,
     }
     with replacing(Path(folder) / "metrics.json") as unfinished:
         unfinished.write_text(f"{json.dumps(content, indent=2)}\n", encoding="utf-8")
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the values with null for those that JSON cannot name."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}

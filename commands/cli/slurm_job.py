@@ -30,13 +30,14 @@ def requeued_folder(parent: Path, typed: Typed) -> Path | None:
     stem = f"slurm_{SLURMEnvironment.job_id()}"
     folders = [parent / stem, *(folder for _, folder in _numbered(parent, stem))]
     notes = {folder: _read_note(folder) for folder in folders if folder.is_dir()}
-    mine = _note(typed)
+    note_of_command = _note(typed)
     for names in (("words", "step"), ("words",)):
         for folder, note in notes.items():
-            if all(note.get(name) == mine[name] for name in names):
+            if all(note.get(name) == note_of_command[name] for name in names):
                 return folder
-    others = [folder for folder, note in notes.items() if note.get("restart") != mine["restart"]]
-    return others[0] if len(notes) == len(others) == 1 else None  # the job's only command, with other words than before
+    unclaimed = [folder for folder, note in notes.items() if note.get("restart") != note_of_command["restart"]]
+    # The job's only command may have other words than before.
+    return unclaimed[0] if len(notes) == len(unclaimed) == 1 else None
 
 
 def next_free(parent: Path, typed: Typed) -> tuple[Path, bool]:
@@ -77,8 +78,11 @@ def _numbered(parent: Path, stem: str) -> list[tuple[int, Path]]:
 
 def _note(typed: Typed) -> dict[str, Any]:
     """Return the command's words, its step in the job, and how often the job was restarted."""
-    of_job = {"step": os.environ.get("SLURM_STEP_ID"), "restart": os.environ.get("SLURM_RESTART_COUNT", "0")}
-    return {"words": typed.words, **of_job}
+    return {
+        "words": typed.words,
+        "step": os.environ.get("SLURM_STEP_ID"),
+        "restart": os.environ.get("SLURM_RESTART_COUNT", "0"),
+    }
 
 
 def _read_note(folder: Path) -> dict[str, Any]:

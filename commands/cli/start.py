@@ -31,7 +31,7 @@ def welcome() -> str:
 def help_page() -> str:
     """Return what `vlightning --help` prints: every command in a line."""
     width = max(map(len, COMMANDS)) + 2
-    lines = [f"  {name:<{width}}{what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<{width}}{summary}" for name, summary in COMMANDS.items()]
     return "\n".join(
         [
             "usage: vlightning COMMAND [--config FILE.yaml ...] [--OPTION VALUE ...]",
@@ -85,9 +85,6 @@ complete -o filenames -F _vlightning vlightning
 def run_completion(words: list[str]) -> str:
     """Run `vlightning completion`.
 
-    Args:
-        words: The arguments after `completion`; none are needed.
-
     Raises:
         UserError: If there are other words than `bash` or `zsh`.
     """
@@ -108,13 +105,7 @@ LISTS = {"methods": run_methods, "configs": run_configs, "completion": run_compl
 
 
 def answer(words: list[str]) -> str | None:
-    """Answer a command line that needs no torch.
-
-    Args:
-        words: The arguments of the program.
-
-    Returns:
-        The text to print; None for other command lines.
+    """Return the answer to a command line that needs no torch; None for other command lines.
 
     Raises:
         SystemExit: With status 2, if a name is unknown.

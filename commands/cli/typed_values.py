@@ -1,4 +1,4 @@
-"""What the user typed, as options or in files: nested values, each with its origin."""
+"""Values that the user typed, as options or in files: nested, each with its origin."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Source:
-    """One place where values were given.
+    """Values of one origin.
 
     Args:
         origin: A file's name, or the option as typed.
@@ -32,7 +32,7 @@ class Source:
         return any(True for _ in _values_at(self.tree, key.split(".")))
 
     @property
-    def place(self) -> str:
+    def phrase(self) -> str:
         """` in x.yaml` for a file, nothing for an option."""
         return "" if self.kind == "option" else f" in {self.origin}"
 
@@ -98,7 +98,7 @@ class Typed:
 
 
 def at(values: Any, path: str) -> Any:
-    """Return the value at a dotted place of nested mappings or namespaces, or None."""
+    """Return the value at a dotted path of nested mappings or namespaces, or None."""
     for key in path.split("."):
         values = values.get(key) if hasattr(values, "get") else None
     return values

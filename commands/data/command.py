@@ -19,13 +19,7 @@ from .sheet import samples_of
 
 
 def run_data(words: list[str]) -> str:
-    """Run `vlightning data`.
-
-    Args:
-        words: The arguments after `data`.
-
-    Returns:
-        The report.
+    """Run `vlightning data`, and return the report.
 
     Raises:
         UserError: If an argument is wrong, or the data cannot be opened.
@@ -77,12 +71,7 @@ def open_data(words: list[str]) -> PairDataModule:
 
 
 def opened(data: PairDataModule, module: Any) -> PairDataModule:
-    """Set up a datamodule for fitting without a Trainer.
-
-    Args:
-        data: the datamodule, which is changed.
-        module: the module, of which only the expected preprocessing is read.
-    """
+    """Set up a datamodule for fitting without a Trainer; of the module, only the expected preprocessing is read."""
     expected = getattr(module, "expected_preprocessing", dict)
     trainer: Any = SimpleNamespace(
         lightning_module=SimpleNamespace(expected_preprocessing=expected),
@@ -98,16 +87,7 @@ def opened(data: PairDataModule, module: Any) -> PairDataModule:
 
 
 def report(data: PairDataModule, folder: Path, limit: int | None = None) -> str:
-    """Count the splits of a fit, and write `report.json` and `samples.png`.
-
-    Args:
-        data: a datamodule from `opened`.
-        folder: folder of the files.
-        limit: as in `read_split`.
-
-    Returns:
-        The report as text.
-    """
+    """Count the splits of a fit, write `report.json` and `samples.png`, and return the report as text."""
     splits: dict[str, Any] = {}
     counts: dict[str, Counts] = {}
     encoder = data.encoder()

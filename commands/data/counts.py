@@ -29,11 +29,7 @@ _TEXTS_AT_ONCE = 1024
 
 
 class Counts:
-    """Counts of a split, updated image by image.
-
-    Args:
-        encoder: encoder of the texts.
-    """
+    """Counts of a split, updated image by image."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder = encoder
@@ -79,8 +75,9 @@ class Counts:
         if not self.encoder.usable(text):
             self.empty += 1
             return
-        whole, cleaned = (self.encoder.cleaned(text, words).strip() for words in (ALL_WORDS, self.encoder.max_words))
-        self.cut_words += whole != cleaned
+        all_words = self.encoder.cleaned(text, ALL_WORDS).strip()
+        cleaned = self.encoder.cleaned(text, self.encoder.max_words).strip()
+        self.cut_words += all_words != cleaned
         key = text_id(cleaned)
         self.text_counts[key] += 1
         if self.text_counts[key] == 2:
@@ -94,11 +91,7 @@ class Counts:
         self._waiting = []
 
     def result(self, input_size: int | None) -> dict[str, Any]:
-        """Return the counts as plain data.
-
-        Args:
-            input_size: shorter side of the model's images in pixels; None if it is unknown.
-        """
+        """Return the counts as plain data; `input_size` is the shorter side of the model's images in pixels."""
         self._measure()
         sides = np.array(self.sizes, dtype=float).reshape(-1, 2)
         frequent = sorted(self.frequent, key=lambda key: -self.text_counts[key])[:NAMED]
@@ -149,18 +142,13 @@ def shared_images(counts: Counts, others: Iterable[bytes]) -> int:
 
 
 def lines_of(split: str, counts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a split.
-
-    Args:
-        split: its name.
-        counts: plain data from `count_split`, with `sources` and `also_in_train` if there are any.
-    """
+    """Yield the lines of a split, whose counts may have `sources` and `also_in_train` beside those of `count_split`."""
     images = counts["images"]
     texts = counts["texts"]
     read = counts["images_read"]
     seconds = f"{counts['bytes'] / 2**20:,.1f} MiB in {counts['seconds']:.1f} s"
-    whole = "the first rows of a stream" if images is None else f"of {images:,}" if read < images else "all"
-    yield f"{split}: {read:,} images ({whole}) with {texts:,} texts; {seconds}"
+    share = "the first rows of a stream" if images is None else f"of {images:,}" if read < images else "all"
+    yield f"{split}: {read:,} images ({share}) with {texts:,} texts; {seconds}"
     if counts["rows"] is not None and counts["rows"] != images:
         yield _line("rows", counts["rows"])
     for source in counts.get("sources", ()):

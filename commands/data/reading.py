@@ -40,13 +40,7 @@ class Read(NamedTuple):
 
 
 class Images(Dataset[Read]):
-    """Images of a split in random access.
-
-    Args:
-        rows: rows of a datamodule of pairs, tasks or questions.
-        groups: the rows of each image.
-        decoder: as `SampledDataModule.decoder`.
-    """
+    """Images of a split in random access, with the texts of each group of rows."""
 
     def __init__(self, rows: Any, groups: Sequence[Sequence[int]], decoder: Any) -> None:
         self.rows = rows

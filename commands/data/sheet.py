@@ -34,11 +34,11 @@ def samples_of(data: PairDataModule, count: int = SAMPLES) -> list[tuple[Image.I
 
 def _samples(batch: Mapping[str, torch.Tensor], data: PairDataModule) -> Iterator[tuple[Image.Image, str]]:
     views = [value for value in batch.values() if value.ndim == 4 and value.shape[1] == 3]
-    shown = [denormalized(view, data.normalization) for view in views]
+    view_pixels = [denormalized(view, data.normalization) for view in views]
     texts = [decoded(batch[name], batch[mask], data) for name, mask in _texts_in(batch)]
     for sample in range(len(batch["sample_index"])):
-        whole = beside([images[sample] for images in shown])
-        yield whole, "\n".join(several[sample] for several in texts)
+        image = side_by_side([images[sample] for images in view_pixels])
+        yield image, "\n".join(of_key[sample] for of_key in texts)
 
 
 def _texts_in(batch: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -55,8 +55,9 @@ def denormalized(images: torch.Tensor, normalization: tuple[Sequence[float], Seq
         normalization: mean and standard deviation of the channels; if unknown, each image fills the range of values.
     """
     if normalization is None:
-        least, most = (getattr(images.flatten(1), name)(1)[0].view(-1, 1, 1, 1) for name in ("min", "max"))
-        values = (images - least) / (most - least).clamp_min(1e-8)
+        lowest = images.amin((1, 2, 3), keepdim=True)
+        highest = images.amax((1, 2, 3), keepdim=True)
+        values = (images - lowest) / (highest - lowest).clamp_min(1e-8)
     else:
         mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in normalization)
         values = images * std + mean
@@ -68,17 +69,17 @@ def decoded(ids: torch.Tensor, mask: torch.Tensor, data: PairDataModule) -> list
     """Return the texts of token ids [B, L] as the tokenizer decodes them, without [CLS], [SEP] and padding."""
     ends = {data.special_token_ids["cls"], data.special_token_ids["sep"]}
     rows = zip(ids.tolist(), mask.tolist(), strict=True)
-    kept = [[token for token, attended in zip(*row, strict=True) if attended and token not in ends] for row in rows]
-    return [data.tokenizer.decode(tokens).strip() for tokens in kept]
+    shown = [[token for token, attended in zip(*row, strict=True) if attended and token not in ends] for row in rows]
+    return [data.tokenizer.decode(tokens).strip() for tokens in shown]
 
 
-def beside(images: Sequence[np.ndarray]) -> Image.Image:
+def side_by_side(images: Sequence[np.ndarray]) -> Image.Image:
     """Return images [H, W, 3] beside each other, with a white gap between."""
     height = max(image.shape[0] for image in images)
     width = sum(image.shape[1] for image in images) + GAP * (len(images) - 1)
-    whole = Image.new("RGB", (width, height), "white")
-    left = 0
+    sheet = Image.new("RGB", (width, height), "white")
+    x = 0
     for image in images:
-        whole.paste(Image.fromarray(image), (left, 0))
-        left += image.shape[1] + GAP
-    return whole
+        sheet.paste(Image.fromarray(image), (x, 0))
+        x += image.shape[1] + GAP
+    return sheet

@@ -1,24 +1,20 @@
 """The command `vlightning demo`."""
 
 import argparse
+from importlib.util import find_spec
+from pathlib import Path
 
+import torch
 
-def run_demo(words: list[str]) -> str:
-    """Run `vlightning demo`.
-
-    Args:
-        words: The arguments after `demo`.
-
-    Returns:
-        A message after the page was stopped.
-
-    Raises:
-        UserError: If an argument is wrong, or the model or the images cannot be used.
-    """
-    typed = parser_of_demo().parse_args(words)
-    from .work import work  # the other commands need none of its imports
-
-    return work(typed)
+from ...common.errors import UserError
+from ...datamodules.reading.cache import index_cache
+from ..evaluate.encoding import Loading
+from ..evaluate.image_sets import texts_or_lines
+from ..evaluate.model import load_model
+from .folder import captions_beside, read_captions, read_folder
+from .index import embed_captions, embed_folder
+from .search import Search
+from .server import bound, serve
 
 
 def parser_of_demo() -> argparse.ArgumentParser:
@@ -47,3 +43,28 @@ def parser_of_demo() -> argparse.ArgumentParser:
     add("--num_workers", type=int, default=2, help="processes that read images; 2")
     add("--device", help="cpu, cuda, ...; by default a GPU if there is one")
     return parser
+
+
+def run_demo(words: list[str]) -> str:
+    """Run `vlightning demo`: embed a folder, and serve the page until it is stopped.
+
+    Raises:
+        UserError: If an argument is wrong, or the model or the images cannot be used.
+    """
+    typed = parser_of_demo().parse_args(words)
+    if find_spec("gradio") is None:
+        raise UserError("Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'.")
+    folder = read_folder(typed.images)
+    classes = texts_or_lines(typed.classes)
+    captions, source = captions_beside(folder.root)
+    if typed.captions:
+        captions = read_captions(Path(typed.captions).expanduser())
+        source = Path(typed.captions).name
+    with bound(typed.port) as address:  # before the images are embedded, which may take minutes
+        model = load_model(typed.model, typed.weights)
+        model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        cache = index_cache(typed.cache)
+        images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
+        search = Search(model, folder, images, embed_captions(model, captions, cache))
+        serve(search, source, classes, address)
+    return "Stopped."

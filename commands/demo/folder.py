@@ -13,8 +13,8 @@ from ...datamodules.base.faults import ROW_ERRORS, BadSample
 from ...datamodules.reading.layout import captions_in
 from ...datamodules.reading.lists import read_items
 from ...datamodules.text.captions import is_text
+from ..evaluate.classified_folder import image_files
 from ..evaluate.image_sets import read_lines
-from ..evaluate.own_images import image_files
 
 Stamp = tuple[str, int, int]
 """Path of an image below the folder, its size in bytes, and the time of its last change in nanoseconds."""
@@ -68,11 +68,11 @@ def read_folder(folder: str) -> ImageFolder:
     if not root.is_dir():
         raise UserError(f"Expected a folder of images after --images, got {folder!r}: correct it.")
     paths = image_files(root)
-    inside = tuple(str(path.relative_to(root)) for path in paths if is_below(root, path))
-    if not inside:
-        what = f"{len(paths)} links that lead out of it" if paths else "no image files"
-        raise UserError(f"Expected images in {folder!r}, got {what}: give another folder.")
-    return ImageFolder(root, inside, len(paths) - len(inside))
+    names = tuple(str(path.relative_to(root)) for path in paths if is_below(root, path))
+    if not names:
+        content = f"{len(paths)} links that lead out of it" if paths else "no image files"
+        raise UserError(f"Expected images in {folder!r}, got {content}: give another folder.")
+    return ImageFolder(root, names, len(paths) - len(names))
 
 
 def is_below(root: Path, path: Path) -> bool:
@@ -99,17 +99,14 @@ _TABLES = (".json", ".jsonl", ".csv")
 
 
 def read_captions(file: Path) -> list[str]:
-    """Return the captions of a file, each once.
-
-    Args:
-        file: A text file with a caption a line; or JSON, JSON lines or CSV with captions under `caption`.
+    """Return the captions of a file, each once: its lines, or those under `caption` in JSON, JSON lines or CSV.
 
     Raises:
         UserError: If there is no such file, or no caption in it.
     """
     if not file.is_file():
         raise UserError(f"Expected a file of captions after --captions, got {str(file)!r}: correct it.")
-    captions = list(dict.fromkeys(_of_table(file) if file.suffix in _TABLES else read_lines(file)))
+    captions = list(dict.fromkeys(_captions_of_table(file) if file.suffix in _TABLES else read_lines(file)))
     if not captions:
         raise UserError(f"Expected captions under `caption` in {str(file)!r}, got none: give another file.")
     return captions
@@ -125,7 +122,7 @@ def captions_beside(folder: Path) -> tuple[list[str], str | None]:
     return [], None
 
 
-def _of_table(file: Path) -> Iterator[str]:
+def _captions_of_table(file: Path) -> Iterator[str]:
     for read in read_items(str(file)):
         try:
             item = read()

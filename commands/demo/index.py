@@ -23,17 +23,12 @@ from ..evaluate.model import ImageTextModel
 from ..evaluate.row_sets import NamedImages
 from .folder import ImageFolder, Stamp
 
-_PART = 2048  # images between two writes of the file, so that a stopped embedding goes on
+_BLOCK = 2048  # images between two writes of the file, so that a stopped embedding goes on
 
 
 @dataclass(frozen=True)
 class Index:
-    """Things that can be searched by their embeddings.
-
-    Attributes:
-        names: Of the things.
-        embeddings: Unit-length embeddings [N, E], float32, on the CPU.
-    """
+    """Images or captions by name, and their unit-length embeddings [N, E], float32, on the CPU."""
 
     names: Sequence[str]
     embeddings: Tensor
@@ -49,12 +44,6 @@ class Index:
 def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loading: Loading) -> Index:
     """Embed the images of a folder that are new, have changed, or were embedded by another model.
 
-    Args:
-        model: The model.
-        folder: The images.
-        cache: Folder of the embeddings, one file for each model and folder.
-        loading: How images are read.
-
     Raises:
         UserError: If no image can be used.
     """
@@ -65,58 +54,57 @@ def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loadin
     if missing:
         say(f"Embedding {len(missing):,} of {len(stamps):,} images.")
     bad = 0
-    for start in range(0, len(missing), _PART):
-        samples = NamedImages({name: folder.path(name) for name in missing[start : start + _PART]}, model.transform)
+    for start in range(0, len(missing), _BLOCK):
+        samples = NamedImages({name: folder.path(name) for name in missing[start : start + _BLOCK]}, model.transform)
         by_name = {stamp[0]: stamp for stamp in stamps}
         encoded = encode_images(model, samples, loading)
         bad += sum(encoded.bad.values())
         for number, embedding in zip(encoded.index.tolist(), encoded.features, strict=True):
             embeddings[by_name[samples.names[number]]] = embedding
-        used = [stamp for stamp in stamps if stamp in embeddings]
-        _write(file, [embeddings[stamp] for stamp in used], {"images": json.dumps(used)})
-        if len(missing) > _PART:
-            say(f"Embedded {min(start + _PART, len(missing)):,}.")
-    used = [stamp for stamp in stamps if stamp in embeddings]
-    if not used:
+        embedded = [stamp for stamp in stamps if stamp in embeddings]
+        if embedded:
+            _write(file, torch.stack([embeddings[stamp] for stamp in embedded]), {"images": json.dumps(embedded)})
+        if len(missing) > _BLOCK:
+            say(f"Embedded {min(start + _BLOCK, len(missing)):,}.")
+    embedded = [stamp for stamp in stamps if stamp in embeddings]
+    if not embedded:
         raise UserError(f"Expected images in {str(folder.root)!r}, got {bad} that cannot be read: give another folder.")
-    return Index([stamp[0] for stamp in used], torch.stack([embeddings[stamp] for stamp in used]))
+    return Index([stamp[0] for stamp in embedded], torch.stack([embeddings[stamp] for stamp in embedded]))
 
 
 def embed_captions(model: ImageTextModel, captions: Sequence[str], cache: Path) -> Index:
     """Embed captions, or read their embeddings."""
+    if not captions:
+        return Index(captions, torch.zeros(0, 1))
     file = cache / f"demo-{_key(model, json.dumps(captions))}.safetensors"
-    with suppress(OSError, SafetensorError), safe_open(file, "pt") as kept:
-        return Index(captions, kept.get_tensor("embeddings"))
-    if captions:
-        say(f"Embedding {len(captions):,} captions.")
-    embeddings = encode_texts(model, captions) if captions else torch.zeros(0, 1)
-    if captions:
-        _write(file, list(embeddings), {})
+    with suppress(OSError, SafetensorError), safe_open(file, "pt") as content:
+        return Index(captions, content.get_tensor("embeddings"))
+    say(f"Embedding {len(captions):,} captions.")
+    embeddings = encode_texts(model, captions)
+    _write(file, embeddings, {})
     return Index(captions, embeddings)
 
 
-def _key(model: ImageTextModel, what: str) -> str:
-    """Return a name for the embeddings of something; the preprocessing is known by what it does to an image."""
+def _key(model: ImageTextModel, content: str) -> str:
+    """Return a name for embeddings, by the weights, the preprocessing of an image of noise, and what is embedded."""
     noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
     prepared = model.finish(model.transform(Image.fromarray(noise))[None].to(model.device)).cpu()
-    fields = (model.sha256.encode(), prepared.numpy().tobytes(), what.encode())
+    fields = (model.sha256.encode(), prepared.numpy().tobytes(), content.encode())
     return hashlib.sha256(b"\0".join(fields)).hexdigest()[:32]
 
 
 def _read(file: Path) -> dict[Stamp, Tensor]:
     """Return the embeddings in a file; none if it cannot be read."""
-    with suppress(OSError, SafetensorError), safe_open(file, "pt") as kept:
-        stamps: list[list[str | int]] = json.loads(kept.metadata()["images"])
-        rows = kept.get_tensor("embeddings")
+    with suppress(OSError, SafetensorError), safe_open(file, "pt") as content:
+        stamps: list[list[str | int]] = json.loads(content.metadata()["images"])
+        rows = content.get_tensor("embeddings")
         return {(str(name), int(size), int(time)): row for (name, size, time), row in zip(stamps, rows, strict=True)}
     return {}
 
 
-def _write(file: Path, embeddings: list[Tensor], metadata: dict[str, str]) -> None:
-    if not embeddings:
-        return
+def _write(file: Path, embeddings: Tensor, metadata: dict[str, str]) -> None:
     try:
         with replacing(file) as staged:
-            save_file({"embeddings": torch.stack(embeddings)}, staged, metadata)
+            save_file({"embeddings": embeddings}, staged, metadata)
     except WriteError as error:
         warn(f"The embeddings are not kept: {error}")

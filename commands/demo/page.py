@@ -22,13 +22,7 @@ def theme() -> gradio.Theme:
 
 
 def build(search: Search, source: str | None, classes: Sequence[str]) -> gradio.Blocks:
-    """Return the page.
-
-    Args:
-        search: What it answers.
-        source: Name of the file of the captions.
-        classes: Names of the classes that it begins with.
-    """
+    """Return the page; `source` is the name of the file of the captions, `classes` those that the page begins with."""
     with gradio.Blocks(title="vlightning demo", analytics_enabled=False) as page:
         gradio.HTML(_head(search))
         with gradio.Tab("Find images"):
@@ -42,10 +36,10 @@ def _finding(search: Search) -> None:
     text = gradio.Textbox(
         label="Text", placeholder="a red circle above a blue square", submit_btn="Search", max_length=_LONGEST
     )
-    asked = gradio.State("")
+    searched = gradio.State("")
     label = "Click a word to see where the model looks (paler where the word matters less)"
     words = gradio.Radio([], label=label, visible=False)
-    shown = gradio.HTML(padding=False)
+    images = gradio.HTML(padding=False)
 
     def find(typed: str) -> tuple[str, Any, str]:
         typed = typed.strip()
@@ -57,8 +51,8 @@ def _finding(search: Search) -> None:
     def look(typed: str, word: int) -> str:
         return grid(search.find(typed) if word < 0 else search.look(typed, word))
 
-    text.submit(find, text, [asked, words, shown], show_progress_on=shown)
-    words.input(look, [asked, words], shown)
+    text.submit(find, text, [searched, words, images], show_progress_on=images)
+    words.input(look, [searched, words], images)
 
 
 def _describing(search: Search, source: str | None, classes: Sequence[str]) -> None:
@@ -99,8 +93,8 @@ def _lines(text: str) -> list[str]:
 
 def _head(search: Search) -> str:
     notes = [f"{len(search.images.names):,} images of {search.folder.root.name}", search.model.name]
-    if left := len(search.folder.names) - len(search.images.names):
-        notes.append(f"{left:,} cannot be read")
+    if unreadable := len(search.folder.names) - len(search.images.names):
+        notes.append(f"{unreadable:,} cannot be read")
     if search.folder.outside:
         notes.append(f"{search.folder.outside:,} links lead out of the folder and are left out")
     notes += [search.model.note] if search.model.note else []

@@ -43,8 +43,8 @@ def ranked(rows: Sequence[tuple[str, str, float]], otherwise: str) -> str:
     """Return a list of names with their numbers, and bars from 0 to 1 behind them."""
     if not rows:
         return f"<p class=quiet>{otherwise}</p>"
-    parts = [
+    items = [
         f"<li><i style='width:{min(max(share, 0), 1):.1%}'></i><span>{html.escape(name)}</span><b>{number}</b></li>"
         for name, number, share in rows
     ]
-    return f"<ol class=ranked>{''.join(parts)}</ol>"
+    return f"<ol class=ranked>{''.join(items)}</ol>"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,9 @@ from ...lightning_modules.base.method import Method
 from ...lightning_modules.evaluation.ranking import cosine_weight
 from ...metrics.classification import zero_shot_scores
 from ...metrics.finite import highest
+from ..evaluate.classified_folder import TEMPLATES
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
-from ..evaluate.own_images import TEMPLATES
 from .folder import ImageFolder, small
 from .index import Index
 
@@ -48,7 +48,7 @@ class Search:
     Attributes:
         model: The model.
         folder: The images.
-        images: Their embeddings.
+        images: Embeddings of the images.
         captions: Embeddings of captions, of which there may be none.
         why_no_maps: Why the model has no maps of words; None if it has.
         order: A sentence about the order of the images; None for a model without a matching head.
@@ -62,9 +62,10 @@ class Search:
     order: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        network = self.model.network
-        if isinstance(network, Method):
-            self.order = network.retrieval_order()
+        self._network: Any = self.model.network
+        self._encoder: Any = self.model.encoder
+        if isinstance(self.model.network, Method):
+            self.order = self.model.network.retrieval_order()
         self._tokens = lru_cache(256)(self._encode)
         self._maps = lru_cache(4)(self._map)
         self._classes = lru_cache(8)(self._embed_classes)
@@ -75,24 +76,20 @@ class Search:
 
         A matching head reorders them if this order was better in the model's last evaluation.
         """
-        return self._shown(self._best(text))
+        return self._readable(self._best(text))
 
     def words(self, text: str) -> list[str]:
         """Return the words of a text that have maps; none if the model maps no words."""
-        return [] if self.why_no_maps else [word for word, _ in self._places(text)]
+        return [] if self.why_no_maps else [word for word, _ in self._word_positions(text)]
 
     def look(self, text: str, word: int) -> list[Hit]:
         """Return what `find` returns, with the region of each image that a word of the text attends to.
 
         Each map is scaled to its own maximum, and the paler the lower this is: `strength` is its share of the highest
         maximum of the images.
-
-        Args:
-            text: The text.
-            word: Number of the word in `words`.
         """
         hits = self.find(text)
-        (_, columns) = self._places(text)[word]
+        (_, columns) = self._word_positions(text)[word]
         heats = self._maps(text, tuple(hit.name for hit in hits))[:, columns].mean(1)
         highest = max(float(heats.max()), 1e-30)
         return [
@@ -102,11 +99,7 @@ class Search:
         ]
 
     def describe(self, file: str, typed: Sequence[str] = ()) -> list[tuple[str, float]]:
-        """Return the captions with the highest cosines with an image, best first.
-
-        Args:
-            file: The image.
-            typed: Captions to choose from; by default those that were read.
+        """Return the captions with the highest cosines with an image, best first, of those typed or else of those read.
 
         Raises:
             BadSample: If the image cannot be used.
@@ -116,10 +109,6 @@ class Search:
 
     def classify(self, file: str, names: Sequence[str]) -> list[tuple[str, float]]:
         """Return the best classes of an image, and the softmax of their logits, as `vlightning evaluate`.
-
-        Args:
-            file: The image.
-            names: Names of all classes.
 
         Raises:
             BadSample: If the image cannot be used.
@@ -131,21 +120,19 @@ class Search:
         return [(names[index], share) for share, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
     def _best(self, text: str) -> list[tuple[str, float]]:
-        network = cast(Any, self.model.network)
         query = encode_texts(self.model, [text])[0]
-        if self.order is None or not network.evaluation.reranks("predict"):
+        if self.order is None or not self._network.evaluation.reranks("predict"):
             return self.images.best(query, SHOWN)
         return self._reranked(text, self.images.best(query, _RERANKED))[:SHOWN]
 
     @torch.no_grad()
     def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
         """Return images with their cosines in the order of the matching head, without those that cannot be read."""
-        network = cast(Any, self.model.network)
-        encoder = cast(Any, self.model.encoder)
+        network = self._network
         tokens = [(hit, image_tokens) for hit in best if (image_tokens := self._tokens(hit[0])) is not None]
         if not tokens:
             return []
-        ids = {key: row.to(self.model.device) for key, row in encoder([text]).items()}
+        ids = {key: row.to(self.model.device) for key, row in self._encoder([text]).items()}
         states = network.text_states(**ids)
         scores = torch.cat(
             [network.match_scores(states, ids["attention_mask"], image_tokens) for _, image_tokens in tokens]
@@ -160,14 +147,14 @@ class Search:
             pixels = self.model.transform(self.folder.open(name))[None].to(self.model.device)
         except (BadSample, OSError):
             return None
-        tokens: Tensor = cast(Any, self.model.network).encode_images(self.model.finish(pixels))[1]
+        tokens: Tensor = self._network.encode_images(self.model.finish(pixels))[1]
         return tokens
 
-    def _shown(self, best: Sequence[tuple[str, float]]) -> list[Hit]:
+    def _readable(self, best: Sequence[tuple[str, float]]) -> list[Hit]:
         """Return the images that can still be read."""
         with ThreadPoolExecutor(4) as pool:
-            read = pool.map(lambda name: small(self.folder, name, _SIDE), [name for name, _ in best])
-            return [Hit(image, *hit) for hit, image in zip(best, read, strict=True) if image is not None]
+            images = pool.map(lambda name: small(self.folder, name, _SIDE), [name for name, _ in best])
+            return [Hit(image, *hit) for hit, image in zip(best, images, strict=True) if image is not None]
 
     def _embed(self, file: str) -> Tensor:
         pixels = self.model.transform(decode_image(None, file, "the given image"))
@@ -176,25 +163,23 @@ class Search:
     def _embed_classes(self, names: tuple[str, ...]) -> Tensor:
         return encode_classes(self.model, names, TEMPLATES)
 
-    def _places(self, text: str) -> list[tuple[str, list[int]]]:
+    def _word_positions(self, text: str) -> list[tuple[str, list[int]]]:
         """Return the words of a text with the positions of their tokens."""
-        encoder: Any = self.model.encoder
-        tokens = encoder.tokenizer.convert_ids_to_tokens(encoder([text])["input_ids"][0].tolist())
-        return content_words(tokens, set(encoder.tokenizer.all_special_tokens))
+        tokenizer = self._encoder.tokenizer
+        tokens = tokenizer.convert_ids_to_tokens(self._encoder([text])["input_ids"][0].tolist())
+        return content_words(tokens, set(tokenizer.all_special_tokens))
 
     def _map(self, text: str, names: tuple[str, ...]) -> Tensor:
         """Return the maps of a text's tokens on images, [N, L, g, g], on the CPU."""
         model = self.model
-        network = cast(Any, self.model.network)
-        encoder = cast(Any, self.model.encoder)
         pixels = torch.stack([model.transform(self.folder.open(name)) for name in names]).to(model.device)
-        ids = {key: row.to(model.device).expand(len(names), -1) for key, row in encoder([text]).items()}
-        maps: Tensor = network.word_maps(model.finish(pixels), **ids)
+        ids = {key: row.to(model.device).expand(len(names), -1) for key, row in self._encoder([text]).items()}
+        maps: Tensor = self._network.word_maps(model.finish(pixels), **ids)
         return maps.float().cpu()
 
     def _ask_for_maps(self) -> str | None:
         if not hasattr(self.model.network, "word_maps") or self.model.encoder is None:
-            return "ALBEF has them."
+            return "only ALBEF has word maps"
         try:
             self._map("a", (self.images.names[0],))
         except (UserError, ValueError) as error:

@@ -23,10 +23,7 @@ _POLICY = b"default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; frame-
 
 @contextlib.contextmanager
 def bound(port: int) -> Iterator[socket.socket]:
-    """Yield a socket that is bound to a port of this machine.
-
-    Args:
-        port: The port; 0 for a free one.
+    """Yield a socket that is bound to a port of this machine, a free one for 0.
 
     Raises:
         UserError: If the port is taken, or there is no such port.
@@ -43,14 +40,7 @@ def bound(port: int) -> Iterator[socket.socket]:
 
 
 def serve(search: Search, source: str | None, classes: Sequence[str], address: socket.socket) -> None:
-    """Serve the page until it is interrupted.
-
-    Args:
-        search: What it answers.
-        source: Name of the file of the captions.
-        classes: Names of the classes that it begins with.
-        address: Bound socket.
-    """
+    """Serve the page until it is interrupted; other arguments as of `build`."""
     # A dropped image is a file of Gradio's, which ends with the server.
     with tempfile.TemporaryDirectory(prefix="vlightning_demo_") as files:
         # Gradio reads these when it is imported.
@@ -129,8 +119,8 @@ class Guard:
             await send(message)
 
         headers = dict(scope["headers"]) if scope["type"] == "http" else {}
-        asked = scope.get("path", ""), headers.get(b"host", b""), headers.get(b"origin", b"")
-        if scope["type"] == "http" and not self.allows(*asked):
+        request = (scope.get("path", ""), headers.get(b"host", b""), headers.get(b"origin", b""))
+        if scope["type"] == "http" and not self.allows(*request):
             await send({"type": "http.response.start", "status": 403, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
             return

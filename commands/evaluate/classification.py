@@ -62,11 +62,6 @@ def attribute_metrics(images: Encoded, prompts: Prompts, encode: EncodeClasses) 
     compared with, as the two sets have other races. The names of `toxic` are 14 of people, then 4 of animals, then
     crimes.
 
-    Args:
-        images: The images.
-        prompts: Names and templates.
-        encode: Encodes classes.
-
     Returns:
         DataComp's metrics: `acc_race_avg`, `acc_gender_avg` and `acc_age_avg` with their worst group `..._wg` of white
         and other; `acc_gender_x_avg` and `acc_gender_x_wg` by gender and race; `toxicity_crime_avg` and

@@ -32,14 +32,9 @@ class Sample(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The samples of a batch that can be used, and the faults of the others.
+    """Positions in the set, images, labels and other numbers of the samples that can be used; faults of the others.
 
-    Attributes:
-        numbers: Positions in the set.
-        images: uint8 [B, 3, S, S]; empty, [0], without a sample.
-        label: Labels.
-        metadata: Other numbers, float64 [M] each.
-        faults: Cause and name of each sample that cannot be used.
+    The images are uint8 [B, 3, S, S]; empty, [0], without a sample.
     """
 
     numbers: list[int]
@@ -51,12 +46,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Loading:
-    """How images are read.
-
-    Args:
-        batch_size: Images of a process in a batch.
-        num_workers: Loader workers of a process.
-    """
+    """How a process reads images: images of a batch, and loader workers."""
 
     batch_size: int = 64
     num_workers: int = 2
@@ -102,13 +92,7 @@ class _Share(Dataset[Any]):
 
 
 def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Encoded:
-    """Encode each image of a set once.
-
-    Args:
-        model: The model.
-        samples: A set of `Sample` by number, which raises `BadSample` for those that cannot be used.
-        loading: How images are read.
-    """
+    """Encode each image of a set of `Sample` once, without those whose reading raises `BadSample`."""
     index: list[int] = []
     features: list[Tensor] = []
     labels: list[int] = []
@@ -127,7 +111,24 @@ def encode_images(model: ImageTextModel, samples: Any, loading: Loading) -> Enco
             features.append(model.encode_images(batch.images))
             labels += batch.label
             metadata += batch.metadata
-    return _gathered(index, features, labels, metadata, bad, named)
+    # A process without an image learns the sizes from the others.
+    sizes = [features[0].shape[1] if features else 0, max((len(row) for row in metadata), default=0)]
+    width, columns = gather_uneven(torch.tensor([sizes])).amax(0).tolist()
+    # Some sets have numbers beside some of their samples only: NaN stands for those that are missing.
+    numbers = torch.full((len(index), columns), torch.nan, dtype=torch.float64)
+    for row, values in enumerate(metadata):
+        numbers[row, : len(values)] = torch.from_numpy(values)
+    indices = gather_uneven(torch.tensor(index, dtype=torch.long))
+    order = indices.argsort()
+    causes = gather_texts([cause for cause, count in bad.items() for _ in range(count)])
+    return Encoded(
+        indices[order],
+        gather_uneven(torch.cat(features).cpu() if features else torch.zeros(0, width))[order],
+        gather_uneven(torch.tensor(labels, dtype=torch.long))[order],
+        gather_uneven(numbers)[order],
+        dict(Counter(causes)),
+        gather_texts(named),
+    )
 
 
 def batches(samples: Any, loading: Loading, pin: bool = False) -> Iterator[Batch]:
@@ -146,50 +147,21 @@ def batches(samples: Any, loading: Loading, pin: bool = False) -> Iterator[Batch
 
 def _collated(pairs: Sequence[tuple[int, Sample | Fault]]) -> Batch:
     """Return a batch; its images are one tensor, since each tensor that a loader worker sends costs system calls."""
-    used = [(number, sample) for number, sample in pairs if isinstance(sample, Sample)]
+    usable = [(number, sample) for number, sample in pairs if isinstance(sample, Sample)]
     return Batch(
-        [number for number, _ in used],
-        default_collate([sample.image for _, sample in used]) if used else torch.zeros(0, dtype=torch.uint8),
-        [sample.label for _, sample in used],
-        [sample.metadata for _, sample in used],
+        [number for number, _ in usable],
+        default_collate([sample.image for _, sample in usable]) if usable else torch.zeros(0, dtype=torch.uint8),
+        [sample.label for _, sample in usable],
+        [sample.metadata for _, sample in usable],
         [fault for _, fault in pairs if isinstance(fault, Fault)],
-    )
-
-
-def _gathered(
-    index: list[int],
-    features: list[Tensor],
-    labels: list[int],
-    metadata: list[np.ndarray],
-    bad: Counter[str],
-    named: list[str],
-) -> Encoded:
-    """Return the samples of all processes in their order."""
-    # A process without an image learns the sizes from the others.
-    mine = [features[0].shape[1] if features else 0, max((len(row) for row in metadata), default=0)]
-    width, columns = gather_uneven(torch.tensor([mine])).amax(0).tolist()
-    # Some sets have numbers beside part of their samples only: NaN stands for those that are missing.
-    numbers = torch.full((len(index), columns), torch.nan, dtype=torch.float64)
-    for row, values in enumerate(metadata):
-        numbers[row, : len(values)] = torch.from_numpy(values)
-    indices = gather_uneven(torch.tensor(index, dtype=torch.long))
-    order = indices.argsort()
-    causes = gather_texts([cause for cause, count in bad.items() for _ in range(count)])
-    return Encoded(
-        indices[order],
-        gather_uneven(torch.cat(features).cpu() if features else torch.zeros(0, width))[order],
-        gather_uneven(torch.tensor(labels, dtype=torch.long))[order],
-        gather_uneven(numbers)[order],
-        dict(Counter(causes)),
-        gather_texts(named),
     )
 
 
 def encode_texts(model: ImageTextModel, texts: Sequence[str]) -> Tensor:
     """Return unit-length features [T, E] of texts, on the CPU, the same in every process."""
     share = ceil(len(texts) / world_size())
-    mine = texts[rank() * share : (rank() + 1) * share]
-    features = [model.encode_texts(mine[start : start + _TEXTS]).cpu() for start in range(0, len(mine), _TEXTS)]
+    texts = texts[rank() * share : (rank() + 1) * share]
+    features = [model.encode_texts(texts[start : start + _TEXTS]).cpu() for start in range(0, len(texts), _TEXTS)]
     width = int(gather_uneven(torch.tensor([features[0].shape[1] if features else 0])).max())
     return gather_uneven(torch.cat(features) if features else torch.zeros(0, width))
 

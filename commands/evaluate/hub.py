@@ -98,11 +98,6 @@ def unpack_table(folder: Path) -> None:
 def _unpack(archive: Path, folder: Path, unpacked: dict[str, tuple[int, int]]) -> None:
     """Unpack the files of an archive into a folder, without their own folders, which a name could leave this one by.
 
-    Args:
-        archive: The zip file.
-        folder: The folder.
-        unpacked: Checksum and size of each file in the folder by name, to which those of the archive are added.
-
     Raises:
         UserError: If the files are larger than images in a zip file can be, or two of a name differ.
     """

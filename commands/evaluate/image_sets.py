@@ -61,11 +61,11 @@ def read_lines(file: Path) -> list[str]:
     return [line.strip() for line in lines]
 
 
-def given_texts(given: list[str]) -> list[str]:
-    """Return texts as given, or the lines of the one text file that is given."""
-    if len(given) == 1 and given[0].endswith(".txt"):
-        return read_lines(Path(given[0]).expanduser())
-    return given
+def texts_or_lines(words: list[str]) -> list[str]:
+    """Return the words of an option: texts, or the lines of the one text file that they name."""
+    if len(words) == 1 and words[0].endswith(".txt"):
+        return read_lines(Path(words[0]).expanduser())
+    return words
 
 
 def with_braces(templates: list[str], source: str) -> list[str]:
@@ -84,12 +84,6 @@ class ImageSet(torch.utils.data.Dataset[Sample]):
     """The labeled images of one split.
 
     A sample has a label, and `metadata`, float64 [M], the numbers of the `.npy` file, of which there may be none.
-
-    Args:
-        folder: Folder of the set.
-        split: "test" or "train".
-        transform: RGB image to uint8 [3, S, S].
-        classes: Number of classes.
 
     Raises:
         UserError: If the split has no tar files, or a file cannot be read.
@@ -131,11 +125,11 @@ def _tars(folder: Path) -> list[str]:
     paths = sorted(folder.glob("*.tar"), key=lambda file: (len(file.stem), file.stem))
     if not paths:
         raise UserError(f"Expected the tar files of a set in {str(folder)!r}, got none: get the set again.")
-    count = folder / "nshards.txt"
-    said = count.read_text().strip() if count.is_file() else str(len(paths))
-    if said != str(len(paths)):
+    count_file = folder / "nshards.txt"
+    count = count_file.read_text().strip() if count_file.is_file() else str(len(paths))
+    if count != str(len(paths)):
         raise UserError(
-            f"Expected {said} tar files in {str(folder)!r}, as nshards.txt says, got {len(paths)}: get the set again."
+            f"Expected {count} tar files in {str(folder)!r}, as nshards.txt says, got {len(paths)}: get the set again."
         )
     return [str(file.absolute()) for file in paths]
 
@@ -147,7 +141,7 @@ def _numbers(content: bytes) -> np.ndarray:
 
 def is_complete(folder: Path) -> bool:
     """Return whether a folder has the files of a set, in the number that `nshards.txt` says."""
-    said = folder / "test/nshards.txt"
-    if not all(file.is_file() for file in (folder / NAMES, folder / TEMPLATES, said)):
+    count = folder / "test/nshards.txt"
+    if not all(file.is_file() for file in (folder / NAMES, folder / TEMPLATES, count)):
         return False
-    return said.read_text().strip() == str(len(list(said.parent.glob("*.tar"))))
+    return count.read_text().strip() == str(len(list(count.parent.glob("*.tar"))))

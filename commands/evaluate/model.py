@@ -21,7 +21,7 @@ from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.frozen import Frozen
 from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
-from ..cli.run_checkpoints import resolved
+from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
 _LOCAL = "local-dir:"
@@ -39,7 +39,7 @@ class ImageTextModel:
         transform: RGB image to uint8 [3, S, S], which loader workers apply and send.
         finish: Normalization of a batch of these, on the model's device.
         sha256: Fingerprint of the weights.
-        note: What must be said beside every number; None for nothing.
+        note: Caveat that reports print beside each metric; None if there is none.
         encoder: Texts to token ids; None for a published model, whose module maps no words.
         logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
             features were not trained with a temperature.
@@ -94,9 +94,13 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
         return _published(load_published(None, model.removeprefix(_LOCAL)))
     path = resolved(model)
     if is_checkpoint(path):
-        return _of_checkpoint(path)
+        content = AtomicCheckpointIO().load_checkpoint(path)
+        cls = _class_of(class_of(saved_settings(content)), str(path))
+        # An optimizer of the user's own is not needed, and its code not imported.
+        module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
+        return _from_checkpoint(module, content, str(path))
     if is_folder(path):
-        return _of_export(path)
+        return _from_export(path)
     if path.exists():
         raise UserError(
             f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export after --model, got "
@@ -108,18 +112,24 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     )
 
 
-def _published(found: PublishedCLIP) -> ImageTextModel:
-    network, tokenizer = found.network, found.tokenizer
+def _published(published: PublishedCLIP) -> ImageTextModel:
+    network = published.network
+    tokenizer = published.tokenizer
 
-    def texts(given: Sequence[str]) -> Tensor:
-        features: Tensor = network.encode_text(tokenizer(list(given)).to(next(network.parameters()).device))
+    def encode(texts: Sequence[str]) -> Tensor:
+        features: Tensor = network.encode_text(tokenizer(list(texts)).to(next(network.parameters()).device))
         return features
 
-    name = f"{found.model} ({found.weights})"
-    prepared = _prepared(found.preprocessing)
     logit_scale = getattr(network, "logit_scale", None)
-    scale = 1.0 if logit_scale is None else float(logit_scale.exp())
-    return ImageTextModel(name, network, network.encode_image, texts, *prepared, found.sha256, logit_scale=scale)
+    return ImageTextModel(
+        f"{published.model} ({published.weights})",
+        network,
+        network.encode_image,
+        encode,
+        *_prepared(published.preprocessing),
+        published.sha256,
+        logit_scale=1.0 if logit_scale is None else float(logit_scale.exp()),
+    )
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
@@ -143,50 +153,37 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
     from ...lightning_modules.clip.interpolation import interpolated
 
     content = interpolated(AtomicCheckpointIO().load_checkpoint(file), repr(path), ratio)
-    given = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
-    module = lightning_modules.CLIPModule(**given)
+    arguments = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
+    module = lightning_modules.CLIPModule(**arguments)
     module.load_state_dict(content["state_dict"])
-    return _of_content(module, content, f"{path} at {ratio:g}")
+    return _from_checkpoint(module, content, f"{path} at {ratio:g}")
 
 
-def _of_checkpoint(path: Path) -> ImageTextModel:
-    content = AtomicCheckpointIO().load_checkpoint(path)
-    cls = _class_of(class_of(saved_settings(content)), str(path))
-    # An optimizer of the user's own is not needed, and its code not imported.
-    module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
-    return _of_content(module, content, str(path))
-
-
-def _of_content(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
+def _from_checkpoint(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
     """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
     text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content)
     tokenizer = None if text is None else tokenizer_from_json(text)
     if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):
-        raise UserError(
-            f"Expected a checkpoint with its tokenizer in {str(path)!r}, got one {note}: export it with one."
-        )
-    return _of_module(module, str(path), recorded_preprocessing(content), tokenizer, data)
+        raise UserError(f"Expected a checkpoint with its tokenizer in {path!r}, got one {note}: export it with one.")
+    return _from_module(module, path, recorded_preprocessing(content), tokenizer, data)
 
 
-def _of_export(folder: Path) -> ImageTextModel:
+def _from_export(folder: Path) -> ImageTextModel:
     config = read_config(folder)
     module = _class_of(config["class"], str(folder)).from_pretrained(folder)
-    tokenizer, data = tokenizer_of_folder(folder, config), config.get("data") or {}
+    tokenizer = tokenizer_of_folder(folder, config)
     if tokenizer is None and not has_clip_texts(module):
         raise UserError(
             f"Expected an export with its tokenizer in {str(folder)!r}, got none: export the checkpoint again."
         )
-    return _of_module(module, str(folder), config.get("preprocessing"), tokenizer, data)
+    return _from_module(module, str(folder), config.get("preprocessing"), tokenizer, config.get("data") or {})
 
 
 def _class_of(name: str | None, source: str) -> Any:
     """Return the class of a checkpoint or an export that embeds images and texts."""
-    classes = {
-        class_name: cls
-        for class_name, cls in lightning_modules.method_classes().items()
-        if hasattr(cls, "encode_images") and hasattr(cls, "encode_texts")
-    }
+    methods = lightning_modules.method_classes().items()
+    classes = {key: cls for key, cls in methods if hasattr(cls, "encode_images") and hasattr(cls, "encode_texts")}
     if name not in classes:
         raise UserError(
             f"Expected a model of images and texts ({', '.join(classes)}), got {name or 'an unknown class'} in "
@@ -195,7 +192,7 @@ def _class_of(name: str | None, source: str) -> Any:
     return classes[name]
 
 
-def _of_module(
+def _from_module(
     module: Any, source: str, recorded: Mapping[str, Any] | None, tokenizer: Any, data: Mapping[str, Any]
 ) -> ImageTextModel:
     """Return a model of a method, with the preprocessing and the tokenizer of its training."""
@@ -207,16 +204,23 @@ def _of_module(
     module.eval().requires_grad_(False).float()
     encoder = text_encoder(module, tokenizer, data)
 
-    def images(image: Tensor) -> Tensor:
-        features: Tensor = module.encode_images(image)[0]
+    def encode_images(images: Tensor) -> Tensor:
+        features: Tensor = module.encode_images(images)[0]
         return features
 
-    def texts(given: Sequence[str]) -> Tensor:
+    def encode_texts(texts: Sequence[str]) -> Tensor:
         device = next(module.parameters()).device
-        features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
+        features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(texts).items()})
         return features
 
-    prepared = _prepared(Preprocessing.from_dict(recorded, repr(source)))
-    fingerprint = Frozen(module).fingerprint()
-    note, scale = module.evaluation_note, module.similarity_scale()
-    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, scale)
+    return ImageTextModel(
+        source,
+        module,
+        encode_images,
+        encode_texts,
+        *_prepared(Preprocessing.from_dict(recorded, repr(source))),
+        Frozen(module).fingerprint(),
+        module.evaluation_note,
+        encoder,
+        module.similarity_scale(),
+    )

@@ -26,10 +26,20 @@ def write_report(results: Sequence[Result], out: Path) -> list[Path]:
 
 def markdown(results: Sequence[Result]) -> str:
     """Return a table of the sets and one of the aggregates, in percent."""
-    lines = [*_header(results), "", _row("set", "protocol", "metric", "value", "samples", "remarks")]
+    models = dict.fromkeys(f"{result.model} (weights {result.sha256[:12]})" for result in results)
+    notes = _notes(results)
+    lines = [f"Model: {', '.join(models)}.{''.join(f' {note}.' for note in notes)}", ""]
+    lines.append(_row("set", "protocol", "metric", "value", "samples", "remarks"))
     lines.append(_row("---", "---", "---", "---:", "---:", "---"))
-    lines += [_row(*_cells(result)) for result in results if result.main is not None]
-    lines += ["", *_aggregate_lines(aggregates(results), _notes(results))]
+    for result in results:
+        if result.main is not None:
+            task = TASKS[result.key]
+            remarks = [f"left out, {cause}: {count}" for cause, count in result.bad.items()]
+            remarks += [result.note] if result.note else []
+            samples = f"{result.samples:,}" if result.samples else ""
+            value = f"{100 * result.main:.2f}"
+            lines.append(_row(task.name, result.protocol, task.main, value, samples, "; ".join(remarks)))
+    lines += ["", *_aggregate_lines(aggregates(results), notes)]
     missing = [f"{result.key} ({result.missing})" for result in results if result.main is None and not result.absent]
     if missing:
         lines += ["", f"Missing: {'; '.join(missing)}."]
@@ -38,38 +48,25 @@ def markdown(results: Sequence[Result]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _header(results: Sequence[Result]) -> list[str]:
-    names = dict.fromkeys(f"{r.model} (weights {r.sha256[:12]})" for r in results)
-    return [f"Model: {', '.join(names)}.{''.join(f' {note}.' for note in _notes(results))}"]
-
-
 def _notes(results: Sequence[Result]) -> list[str]:
-    """Return what must be said of zero-shot results."""
+    """Return the different notes of zero-shot results."""
     return list(dict.fromkeys(r.note for r in results if r.note and r.protocol == "zero_shot"))
-
-
-def _cells(result: Result) -> list[str]:
-    task = TASKS[result.key]
-    value = "missing" if result.main is None else f"{100 * result.main:.2f}"
-    left_out = [f"left out, {cause}: {count}" for cause, count in result.bad.items()]
-    remarks = "; ".join([*left_out, *([result.note] if result.note else [])])
-    return [task.name, result.protocol, task.main, value, f"{result.samples:,}" if result.samples else "", remarks]
 
 
 def _row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _aggregate_lines(sets: Sequence[Aggregate], notes: Sequence[str]) -> list[str]:
+def _aggregate_lines(aggregated: Sequence[Aggregate], notes: Sequence[str]) -> list[str]:
     """Return a table of aggregates, where a mean over part of the sets says so."""
     lines = [_row("aggregate (zero-shot)", "value", "sets"), _row("---", "---:", "---:")]
-    for aggregate in sets:
-        if aggregate.mean is None and any(other.evaluated for other in sets):
+    for aggregate in aggregated:
+        if aggregate.mean is None and any(other.evaluated for other in aggregated):
             continue
         value = "missing" if aggregate.mean is None else f"{100 * aggregate.mean:.2f}"
         partial = "" if aggregate.complete or aggregate.mean is None else " (of these sets only)"
         remark = f" ({'; '.join(notes)})" if notes and aggregate.mean is not None else ""
-        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.evaluated} of {aggregate.of}"))
+        lines.append(_row(aggregate.name, f"{value}{partial}{remark}", f"{aggregate.evaluated} of {aggregate.sets}"))
     return lines
 
 
@@ -104,7 +101,7 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
     rows[evaluated] = [100 * (aggregate.mean or 0.0) for aggregate in sets]
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    width = 0.8 / (len(rows) + 1)  # a free place before one's own bar, which is the last
+    width = 0.8 / (len(rows) + 1)  # a gap before one's own bar, which is the last
     for number, (model, values) in enumerate(rows.items()):
         shift = (number + (model == evaluated) - len(rows) / 2) * width
         positions = [position + shift for position in range(len(names))]
@@ -120,7 +117,11 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
                     axes.text(s="missing", rotation=90, va="bottom", color="C3", **position)
                 else:
                     axes.text(s=f"{bar.get_height():.1f}", color="C3", weight="bold", **position)
-    axes.set_xticks(range(len(names)), [_tick(aggregate) for aggregate in sets])
+    ticks = [
+        aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.evaluated} of {aggregate.sets} sets"
+        for aggregate in sets
+    ]
+    axes.set_xticks(range(len(names)), ticks)
     axes.set_ylabel("percent")
     axes.set_ylim(0, 100)
     axes.spines[["top", "right"]].set_visible(False)
@@ -130,10 +131,6 @@ def _write_chart(results: Sequence[Result], file: Path) -> None:
     figure.savefig(file, format="png", dpi=120)
 
 
-def _tick(aggregate: Aggregate) -> str:
-    return aggregate.name if aggregate.complete else f"{aggregate.name}\n{aggregate.evaluated} of {aggregate.of} sets"
-
-
 def _short(name: str, longest: int = 40) -> str:
     """Return a name for a legend; a checkpoint is called by its run."""
     name = name.removesuffix("/checkpoints/last.ckpt").removeprefix("runs/")
@@ -141,42 +138,34 @@ def _short(name: str, longest: int = 40) -> str:
 
 
 def compare(first: Sequence[Result], second: Sequence[Result], names: tuple[str, str], out: Path | None) -> str:
-    """Return a table of the differences of two runs, and draw it.
-
-    Args:
-        first: Results of one run.
-        second: Results of the other.
-        names: What the two are called.
-        out: File of the chart; None draws none.
-    """
+    """Return a table of the differences of two runs, called by `names`, and draw it if `out` names a file."""
     values: list[dict[Any, float]] = [
         {(r.key, r.protocol): 100 * r.main for r in results if r.main is not None} for results in (first, second)
     ]
     both = [key for key in values[0] if key in values[1]]
     lines = [_row("set", "protocol", *names, "difference"), _row("---", "---", "---:", "---:", "---:")]
+    differences: list[tuple[str, float]] = []
     for key, protocol in both:
-        one = values[0][key, protocol]
-        other = values[1][key, protocol]
-        lines.append(_row(TASKS[key].name, protocol, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}"))
+        before = values[0][key, protocol]
+        after = values[1][key, protocol]
+        lines.append(_row(TASKS[key].name, protocol, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}"))
+        bar = TASKS[key].name if protocol == "zero_shot" else f"{TASKS[key].name}, {protocol}"
+        differences.append((bar, after - before))
     lines += ["", _row("aggregate", *names, "difference", "sets"), _row("---", "---:", "---:", "---:", "---:")]
     shared = [[r for r in results if (r.key, r.protocol) in both] for results in (first, second)]
-    for one_of, other_of in zip(aggregates(shared[0]), aggregates(shared[1]), strict=True):
-        if one_of.mean is not None and other_of.mean is not None:
-            one = 100 * one_of.mean
-            other = 100 * other_of.mean
-            count = f"{one_of.evaluated} of {one_of.of}"
-            lines.append(_row(one_of.name, f"{one:.2f}", f"{other:.2f}", f"{other - one:+.2f}", count))
+    for old, new in zip(aggregates(shared[0]), aggregates(shared[1]), strict=True):
+        if old.mean is not None and new.mean is not None:
+            before = 100 * old.mean
+            after = 100 * new.mean
+            count = f"{old.evaluated} of {old.sets}"
+            lines.append(_row(old.name, f"{before:.2f}", f"{after:.2f}", f"{after - before:+.2f}", count))
     only = [f"{key} ({protocol})" for key, protocol in values[0].keys() ^ values[1].keys()]
     if only:
         lines += ["", f"In one of the two only: {', '.join(sorted(only))}."]
     if out is not None:
         with replacing(out) as staged:
-            _draw_differences([(_bar_name(*k), values[1][k] - values[0][k]) for k in both], names, staged)
+            _draw_differences(differences, names, staged)
     return "\n".join(lines)
-
-
-def _bar_name(key: str, protocol: str) -> str:
-    return TASKS[key].name if protocol == "zero_shot" else f"{TASKS[key].name}, {protocol}"
 
 
 def _draw_differences(rows: list[tuple[str, float]], names: tuple[str, str], file: Path) -> None:

@@ -19,15 +19,10 @@ class Result:
     """The result of one set.
 
     Attributes:
-        key: Key of the set.
-        protocol: "zero_shot", "linear_probe" or "knn".
         metrics: Metrics from 0 to 1, `main_metric` among them; empty for a set that is missing.
-        model: Name of the model.
-        sha256: Fingerprint of the weights.
-        samples: Number of samples that were evaluated.
         bad: Number of samples that could not be used, by cause.
         named: Names of some of them.
-        note: What must be said beside the numbers.
+        note: Caveat that reports print beside the metrics.
         missing: Why there are no metrics.
         seconds: Time that the set took.
     """
@@ -94,24 +89,17 @@ def write_results(file: Path, results: Iterable[Result]) -> None:
 
 
 class Aggregate(NamedTuple):
-    """A mean of main metrics.
-
-    Attributes:
-        name: Name of the aggregate.
-        mean: Mean over the sets that were evaluated; None without any.
-        evaluated: Number of these sets.
-        of: Number of sets in the aggregate.
-    """
+    """The mean of the main metrics of the evaluated sets, None without any; and numbers of these and of all sets."""
 
     name: str
     mean: float | None
     evaluated: int
-    of: int
+    sets: int
 
     @property
     def complete(self) -> bool:
         """Whether no set is missing."""
-        return self.evaluated == self.of
+        return self.evaluated == self.sets
 
 
 def aggregates(results: Iterable[Result]) -> list[Aggregate]:

@@ -36,9 +36,7 @@ def find_table(root: Path, folder: str) -> Path | None:
 class PairImages(torch.utils.data.Dataset[Sample]):
     """The images of a table of images and captions; `table.images` holds the rows of each image.
 
-    Args:
-        path: The table, with columns `image` and `caption`.
-        transform: RGB image to uint8 [3, S, S].
+    The table has columns `image` and `caption`.
     """
 
     def __init__(self, path: Path, transform: Transform) -> None:
@@ -66,12 +64,7 @@ class PairImages(torch.utils.data.Dataset[Sample]):
 
 
 class NamedImages(torch.utils.data.Dataset[Sample]):
-    """Images by name, each once.
-
-    Args:
-        images: Encoded images, or paths of files.
-        transform: RGB image to uint8 [3, S, S].
-    """
+    """Images by name, each once: encoded, or paths of files; `transform` makes them uint8 [3, S, S]."""
 
     def __init__(self, images: dict[str, bytes | Path], transform: Transform) -> None:
         self.names = list(images)
@@ -89,11 +82,7 @@ class NamedImages(torch.utils.data.Dataset[Sample]):
 
 
 def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table of Parquet files or JSON lines.
-
-    Args:
-        path: A folder of Parquet files, or a file.
-        columns: Columns that each row must have.
+    """Return the rows of a table, a folder of Parquet files or JSON lines, each with certain columns.
 
     Raises:
         UserError: If the table cannot be read, is empty, or lacks a column.
@@ -147,11 +136,11 @@ def retrieval(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     samples = PairImages(path, model.transform)
     images = encode_images(model, samples, loading)
     captions = [samples.captions(number) for number in images.index.tolist()]
-    owners = torch.tensor([owner for owner, texts in enumerate(captions) for _ in texts], dtype=torch.long)
-    if not len(owners):
+    image_of_caption = torch.tensor([number for number, texts in enumerate(captions) for _ in texts], dtype=torch.long)
+    if not len(image_of_caption):
         raise UserError(f"Expected images with captions in {str(path)!r}, got none that can be used: correct the set.")
     texts = encode_texts(model, [text for texts_of_image in captions for text in texts_of_image])
-    ranks = retrieval_ranks(images.features, texts, Matches(torch.arange(len(captions)), owners))
+    ranks = retrieval_ranks(images.features, texts, Matches(torch.arange(len(captions)), image_of_caption))
     percent = recalls(*ranks)
     names = {"text_to_image": "image_retrieval_recall", "image_to_text": "text_retrieval_recall"}
     metrics = {f"{names[way]}@{k}": percent[f"{way}_r{k}"] / 100 for way in names for k in (1, 5, 10)}
@@ -173,17 +162,17 @@ def winogavil(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     images: dict[str, bytes | Path] = {}
     folder = (path if path.is_dir() else path.parent) / "images"
     for number, row in enumerate(rows):
-        given = (
+        images_of_row = (
             row.get("candidates_images")
             or row.get("candidate_images")
             or [folder / f"{name}.jpg" for name in row["candidates"]]
         )
-        if len(given) != len(row["candidates"]) or not set(row["associations"]) & set(row["candidates"]):
+        if len(images_of_row) != len(row["candidates"]) or not set(row["associations"]) & set(row["candidates"]):
             raise UserError(
                 f"Expected an image of each candidate and an association among them in row {number} of {str(path)!r}, "
                 "got another row: correct it."
             )
-        images |= {name: _content(image) for name, image in zip(row["candidates"], given, strict=True)}
+        images |= {name: _content(image) for name, image in zip(row["candidates"], images_of_row, strict=True)}
     samples = NamedImages(images, model.transform)
     encoded = encode_images(model, samples, loading)
     image_rows = {samples.names[number]: row for row, number in enumerate(encoded.index.tolist())}
@@ -235,11 +224,11 @@ def negatives(model: ImageTextModel, path: Path, loading: Loading) -> tuple[dict
     samples = NamedImages(images, model.transform)
     encoded = encode_images(model, samples, loading)
     image_rows = {samples.names[number]: row for row, number in enumerate(encoded.index.tolist())}
-    used = [(row, image_rows[key]) for row, key in zip(rows, keys, strict=True) if key in image_rows]
-    if not used:
+    usable = [(row, image_rows[key]) for row, key in zip(rows, keys, strict=True) if key in image_rows]
+    if not usable:
         raise UserError(f"Expected a row in {str(path)!r} whose image can be used, got none: correct the set.")
-    right, wrong = (encode_texts(model, [row[name] for row, _ in used]) for name in ("caption", "negative"))
-    features = encoded.features[[row for _, row in used]]
+    right, wrong = (encode_texts(model, [row[name] for row, _ in usable]) for name in ("caption", "negative"))
+    features = encoded.features[[row for _, row in usable]]
     nearer: Tensor = (features * right).sum(1) > (features * wrong).sum(1)
     return {"acc1": float(nearer.double().mean())}, encoded
 

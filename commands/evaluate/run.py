@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -33,13 +33,9 @@ class Settings:
     """How sets are evaluated.
 
     Args:
-        root: Folder of the sets.
-        loading: How images are read.
         protocols: Classifiers; linear probes and nearest neighbours need the set's training images.
         shots: Training images of each class; None for all.
-        seed: Of the choice of training images.
         c: Inverse weight of the linear probe's penalty.
-        k: Number of neighbours.
         temperature: Temperature of their weights.
         cache: Folder of encoded classes and training images; None keeps none.
         names: Class names instead of those that a set ships.
@@ -79,12 +75,6 @@ def _note(model: ImageTextModel, task: Task, settings: Settings, protocol: Proto
 def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, out: Path) -> list[Result]:
     """Evaluate a model, and write the results after each set; sets with a result in the file are not repeated.
 
-    Args:
-        model: The model.
-        tasks: The sets.
-        settings: How they are evaluated.
-        out: File of the results.
-
     Returns:
         The results, those of before included, in the order of the sets. A set that is missing or damaged has no
         metrics, and a reason.
@@ -104,20 +94,20 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
             if (old := done.get((task.key, protocol))) and old.note != _note(model, task, settings, protocol):
                 del done[task.key, protocol]
     for number, task in enumerate(tasks, start=1):
-        wanted = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
-        if not wanted:
+        protocols = [protocol for protocol in settings.protocols if (task.key, protocol) not in done]
+        if not protocols:
             continue
         try:
-            images = _results(model, task, settings, wanted)
+            results = _results(model, task, settings, protocols)
         except UserError as error:  # the others are evaluated nevertheless
-            images = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in wanted]
-        for result in images:
+            results = [Result(task.key, name, {}, model.name, model.sha256, missing=str(error)) for name in protocols]
+        for result in results:
             done[task.key, result.protocol] = result
-            said = str(result.missing)
+            outcome = str(result.missing)
             if result.main is not None:
-                said = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
+                outcome = f"{100 * result.main:.2f}{f' ({result.note})' if result.note else ''}"
             if not result.absent:  # the report lists these in one line
-                say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {said}")
+                say(f"{number} of {len(tasks)}: {task.key}, {result.protocol}: {outcome}")
         if rank() == 0:
             write_results(out, done.values())
     return list(done.values())
@@ -125,13 +115,7 @@ def evaluate(model: ImageTextModel, tasks: Sequence[Task], settings: Settings, o
 
 @dataclass
 class _Measured:
-    """What was measured on one set.
-
-    Attributes:
-        images: The images of the test split; None if they were not read.
-        metrics: Metrics from 0 to 1 by protocol.
-        missing: Why a protocol has none.
-    """
+    """Images of a test split, None if they were not read; metrics from 0 to 1, or why there are none, by protocol."""
 
     images: Encoded | None = None
     metrics: dict[Protocol, dict[str, float]] = field(default_factory=dict)
@@ -147,9 +131,11 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
     if (images := measured.images) is not None:
         common |= {"samples": len(images.index), "bad": images.bad, "named": tuple(images.named)}
     common["seconds"] = round(time.monotonic() - began, 1)
-    complete = {
-        protocol: values | {"main_metric": _main(task, values)} for protocol, values in measured.metrics.items()
-    }
+    complete: dict[Protocol, dict[str, float]] = {}
+    for protocol, metrics in measured.metrics.items():
+        if task.main not in metrics:
+            raise UserError(f"Expected samples for {task.main} in {task.key}, got none: get the set again.")
+        complete[protocol] = metrics | {"main_metric": metrics[task.main]}
     return [
         Result(
             task.key,
@@ -161,12 +147,6 @@ def _results(model: ImageTextModel, task: Task, settings: Settings, protocols: l
         )
         for protocol in protocols
     ]
-
-
-def _main(task: Task, metrics: dict[str, float]) -> float:
-    if task.main not in metrics:
-        raise UserError(f"Expected samples for {task.main} in {task.key}, got none: get the set again.")
-    return metrics[task.main]
 
 
 def _image_set(model: ImageTextModel, task: Task, settings: Settings, protocols: list[Protocol]) -> _Measured:
@@ -253,26 +233,28 @@ def _training(
 ) -> tuple[Tensor, Tensor]:
     """Return the features and the labels of the training images, from the cache if they were encoded before."""
 
-    def make() -> dict[str, Tensor]:
+    def encode() -> dict[str, Tensor]:
         images = encode_images(model, ImageSet(folder, "train", model.transform, classes), settings.loading)
         return {"features": images.features, "label": images.label}
 
     stamps = [[file.name, file.stat().st_size] for file in sorted((folder / "train").glob("*.tar"))]
-    kept = _cached(model, settings, json.dumps([task.key, stamps]), make)
-    return kept["features"], kept["label"]
+    tensors = _cached(model, settings, json.dumps([task.key, stamps]), encode)
+    return tensors["features"], tensors["label"]
 
 
-def _cached(model: ImageTextModel, settings: Settings, key: str, make: Any) -> dict[str, Tensor]:
+def _cached(
+    model: ImageTextModel, settings: Settings, key: str, make: Callable[[], dict[str, Tensor]]
+) -> dict[str, Tensor]:
+    """Return tensors from the cache, or make them and write them there."""
     if settings.cache is None:
-        made: dict[str, Tensor] = make()
-        return made
+        return make()
     name = hashlib.sha256(f"{model.sha256}\0{key}".encode()).hexdigest()[:32]
     file = settings.cache / f"{name}.safetensors"
     # All processes do the same, since they encode together: rank 0 writes only after all have looked.
     if bool(gather(torch.tensor([file.is_file()])).all()):
         return load_file(file)
-    made = make()
+    tensors = make()
     if rank() == 0:
         with replacing(file) as staged:
-            save_file({clause: tensor.contiguous() for clause, tensor in made.items()}, staged)
-    return made
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, staged)
+    return tensors

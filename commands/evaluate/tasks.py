@@ -21,11 +21,9 @@ class Task:
 
     Attributes:
         key: Key in DataComp's result files.
-        name: Name in tables.
         size: Number of test samples; None if it differs by version.
         main: Name of the main metric among the set's metrics.
         kind: How the set is evaluated.
-        folder: Folder below the root.
         group: Column of the `.npy` metadata with the group of a sample, where the main metric is that of the worst.
         left_out: Groups that the worst is not searched among.
     """

@@ -17,7 +17,7 @@ from ...lightning_modules.base.exported import FOLDER, LAYOUT, rebuild
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.base.model_card import Training
 from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, is_checkpoint, saved_settings
-from ..cli.run_checkpoints import resolved
+from ..cli.saved_run import resolved
 
 
 def exported_classes() -> dict[str, type[Method]]:
@@ -28,12 +28,12 @@ def exported_classes() -> dict[str, type[Method]]:
 
 def described_layouts() -> str:
     """Return a text about all layouts, for the help of `vlightning export`."""
-    parts = [f"Of every module: {FOLDER}: {LAYOUT}."]
+    sentences = [f"Of every module: {FOLDER}: {LAYOUT}."]
     for name, cls in exported_classes().items():
         others = "; ".join(f"{layout}: {text}" for layout, text in cls.layouts().items() if layout != FOLDER)
         if others:
-            parts.append(f"Of {name}, by default {next(iter(cls.layouts()))}: {others}.")
-    return " ".join(parts)
+            sentences.append(f"Of {name}, by default {next(iter(cls.layouts()))}: {others}.")
+    return " ".join(sentences)
 
 
 def export(checkpoint: str, target: str, layout: str | None = None) -> str:
@@ -49,13 +49,13 @@ def export(checkpoint: str, target: str, layout: str | None = None) -> str:
             the target exists.
         RuntimeError: If the checkpoint cannot be read.
     """
-    given = Path(checkpoint).expanduser()
-    if not given.exists():
+    path = Path(checkpoint).expanduser()
+    if not path.exists():
         raise UserError(
             f"Expected a .ckpt file of a training or a run's folder, got {checkpoint!r}, which does not exist: correct "
             "the path."
         )
-    checkpoint = str(resolved(given))
+    checkpoint = str(resolved(path))
     if not is_checkpoint(checkpoint) and Path(checkpoint).is_dir():
         raise UserError(
             f"Expected a .ckpt file, the folder of a sharded checkpoint or of a run, got {checkpoint!r}: correct the "

@@ -33,6 +33,7 @@ class Layout(NamedTuple):
     holds: Callable[[Mapping[str, Any]], bool]
 
 
+_TOWERS = ("image", "text")
 _PROGRAMS = (".pt2", ".onnx", ".onnx.data")
 _TOWER = (CONFIG_FILE, WEIGHTS_FILE, "preprocessor_config.json", *TOKENIZER)
 LAYOUTS = {
@@ -49,17 +50,12 @@ LAYOUTS = {
     ),
     "transformers, two towers": Layout(
         ("image/config.json", "image/model.safetensors", "text/config.json", "projections.safetensors"),
-        (*(f"{tower}/{name}" for tower in ("image", "text") for name in _TOWER), "projections.safetensors", _CARD),
+        (*(f"{tower}/{name}" for tower in _TOWERS for name in _TOWER), "projections.safetensors", _CARD),
         lambda config: config.get("architectures") == ["ViTModel"],
     ),
     "programs": Layout(
         (CONFIG_FILE,),
-        (
-            CONFIG_FILE,
-            "tokenizer.json",
-            *(f"{tower}{kind}" for tower in ("image", "text") for kind in _PROGRAMS),
-            _CARD,
-        ),
+        (CONFIG_FILE, "tokenizer.json", *(f"{tower}{kind}" for tower in _TOWERS for kind in _PROGRAMS), _CARD),
         lambda config: "towers" in config and "format" in config,
     ),
     "adapters": Layout(
@@ -87,12 +83,11 @@ def layout_of(folder: Path) -> Layout | None:
 def files_of(folder: Path) -> list[str]:
     """Return the files of an exported folder that belong to its layout, relative to it; none for any other folder."""
     layout = layout_of(folder)
-    found = [] if layout is None else [path for pattern in layout.patterns for path in folder.glob(pattern)]
-    inside = folder.resolve()
+    paths = [] if layout is None else [path for pattern in layout.patterns for path in folder.glob(pattern)]
     return [
         path.relative_to(folder).as_posix()
-        for path in sorted(found)
-        if path.is_file() and path.resolve().is_relative_to(inside)
+        for path in sorted(paths)
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve())
     ]
 
 
@@ -119,9 +114,9 @@ def push_to_hub(
 
     path = Path(folder).expanduser()
     if not path.is_dir() or not any(path.iterdir()):
-        found = "an empty folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
+        mistake = "an empty folder" if path.is_dir() else "a file" if path.exists() else "nothing there"
         raise UserError(
-            f"Expected a folder that `vlightning export` wrote, got {str(folder)!r}, {found}: correct the path."
+            f"Expected a folder that `vlightning export` wrote, got {str(folder)!r}, {mistake}: correct the path."
         )
     if not (files := files_of(path)):
         raise UserError(

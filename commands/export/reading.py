@@ -49,29 +49,26 @@ def from_pretrained(name: str | Path) -> Pretrained:
     """
     folder = _folder(name)
     config = read_config(folder)
-    known = exported_classes()
-    if (kind := config["class"]) not in known:
+    classes = exported_classes()
+    if (kind := config["class"]) not in classes:
         raise UserError(
             f"Expected an export of a module of vlightning in {str(name)!r}, got one of {kind!r}: "
-            f"{did_you_mean(str(kind), list(known))}"
+            f"{did_you_mean(str(kind), list(classes))}"
         )
-    model = known[kind].from_pretrained(folder).requires_grad_(False)
+    model = classes[kind].from_pretrained(folder).requires_grad_(False)
     record = config.get("preprocessing")
     transform = Preprocessing.from_dict(record, repr(str(name))).transform() if has_pixels(record) else None
-    return Pretrained(model, transform, _tokenizer(model, folder, config))
-
-
-def _tokenizer(model: Any, folder: Path, config: dict[str, Any]) -> Callable[[Sequence[str]], dict[str, Tensor]] | None:
-    tokenizer, data = tokenizer_of_folder(folder, config), config.get("data") or {}
+    tokenizer = tokenizer_of_folder(folder, config)
+    data = config.get("data") or {}
     embeds_clip_texts = hasattr(model, "encode_texts") and has_clip_texts(model)
-    if tokenizer is None and not (data.get("tokenizer") == "clip" or embeds_clip_texts):
-        return None
-    return text_encoder(model, tokenizer, data)
+    has_texts = tokenizer is not None or data.get("tokenizer") == CLIP or embeds_clip_texts
+    return Pretrained(model, transform, text_encoder(model, tokenizer, data) if has_texts else None)
 
 
 def _folder(name: str | Path) -> Path:
     """Return the folder of an export, which is downloaded if it is a name on the hub."""
-    path, text = Path(name).expanduser(), str(name)
+    path = Path(name).expanduser()
+    text = str(name)
     if path.exists():
         return path
     if isinstance(name, Path) or text.startswith((".", "/", "~")) or text.count("/") > 1:
@@ -82,29 +79,23 @@ def _folder(name: str | Path) -> Path:
         with hub_or_cache():
             return Path(snapshot_download(text, allow_patterns=list(PRETRAINED)))
     except Exception as error:  # of the HTTP library, whose types depend on the version
-        why = reason_refused(error, "model")
+        reason = reason_refused(error, "model")
         raise UserError(
-            f"Expected a folder of an export, or the name of one on the Hugging Face hub, got {text!r} ({why}): "
+            f"Expected a folder of an export, or the name of one on the Hugging Face hub, got {text!r} ({reason}): "
             "correct it."
         ) from error
 
 
 def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Encoder:
-    """Return the encoder of texts as the datamodule of the training would build it.
-
-    Args:
-        module: the trained module.
-        tokenizer: tokenizer of transformers; None for CLIP's.
-        data: options of the datamodule.
-    """
+    """Return the encoder of texts as the datamodule of the training would build it; without a tokenizer, CLIP's."""
     defaults = {name: option.default for name, option in inspect.signature(PairDataModule).parameters.items()}
     options = {name: data.get(name, defaults[name]) for name in ("clean_captions", "max_words", "append_sep")}
     longest = data.get("max_tokens") or module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
-    clean, words = options["clean_captions"], options["max_words"]
+    cleaning = (options["clean_captions"], options["max_words"])
     if tokenizer is None:
-        return CLIPTextEncoder(longest or CLIP_TOKENS, clean, words)
+        return CLIPTextEncoder(longest or CLIP_TOKENS, *cleaning)
     set_ending(tokenizer, options["append_sep"])
-    return TextEncoder(tokenizer, longest or defaults["max_tokens"], clean, words)
+    return TextEncoder(tokenizer, longest or defaults["max_tokens"], *cleaning)
 
 
 def has_clip_texts(module: Any) -> bool:
@@ -114,12 +105,7 @@ def has_clip_texts(module: Any) -> bool:
 
 
 def tokenizer_of_folder(folder: Path, config: Mapping[str, Any]) -> Any | None:
-    """Return the tokenizer of an exported folder; None for CLIP's, whose padding differs from that of transformers.
-
-    Args:
-        folder: the folder.
-        config: its configuration.
-    """
+    """Return the tokenizer of an exported folder; None for CLIP's, whose padding differs from that of transformers."""
     of_clip = (config.get("data") or {}).get("tokenizer") == CLIP
     if of_clip or not (folder / "tokenizer.json").is_file():
         return None

@@ -9,36 +9,31 @@ from ...common.errors import UserError
 from ...common.gpus import GPU, GPUS
 from ...common.names import did_you_mean
 from ...lightning_modules.core.frozen import without_weights
-from .configuration import Planned, read, steps_of
+from .configuration import Planned, has_plan, read, start, steps_of
 from .counted_step import PRECISIONS
-from .estimate import USABLE, Estimate, Layout, estimate, line
-from .module import has_plan, start
+from .estimate import USABLE, Estimate, Layout, estimate, line, memory_lines
 from .reinforcement import is_reinforcement, plan_reinforcement
-from .remedies import fits, remedies
+from .remedies import remedies
 
-GIB, MIB = 2**30, 2**20
+MIB = 2**20
 
 
 def run_plan(words: list[str]) -> str:
-    """Run `vlightning plan`.
-
-    Args:
-        words: The arguments after `plan`.
-
-    Returns:
-        The plan.
+    """Run `vlightning plan`, and return the plan.
 
     Raises:
         UserError: If an argument is wrong, or there is no plan for the module.
     """
     typed, others = parser_of_plan().parse_known_args(words)
-    gpu = _gpu_of(typed.gpu)
+    gpu = GPUS.get(typed.gpu.lower())
+    if gpu is None:
+        raise UserError(f"Expected the name of a GPU after --gpu, got {typed.gpu!r}: {did_you_mean(typed.gpu, GPUS)}")
     if not 0 < typed.mfu <= 1:
         raise UserError(f"Expected a share of the GPU's rate after --mfu, from 0 to 1, got {typed.mfu}: correct it.")
     options = [*(f"--config={config}" for config in typed.config), *others]
     planned = read(options)
     layout = _layout(typed, planned, gpu)
-    logging.disable(logging.WARNING)  # warnings about values: fake tensors have none
+    logging.disable(logging.WARNING)  # fake tensors have no values to warn of
     try:
         with without_weights():
             return _plan(typed, options, planned, layout)
@@ -53,7 +48,7 @@ def _plan(typed: argparse.Namespace, options: list[str], planned: Planned, layou
     start(planned.module)
     counted = estimate(planned.module, planned.data, layout.processes, layout.precision)
     steps = typed.steps or steps_of(planned, layout.batch * layout.accumulated)
-    parts = [
+    paragraphs = [
         "Computed from the shapes of training steps, not measured on a GPU.",
         *(
             f"Without the teacher {name} of the checkpoint: give its run's config.yaml with --config to count it."
@@ -65,9 +60,9 @@ def _plan(typed: argparse.Namespace, options: list[str], planned: Planned, layou
         _traffic(counted, layout.rows),
         _time(counted, layout, steps),
     ]
-    if not fits(counted, layout, layout.sharded):
-        parts += ["", remedies(options, planned, counted, layout, steps)]
-    return "\n".join(parts)
+    if not counted.fits(layout.rows, layout.sharded, layout.gpu.memory):
+        paragraphs += ["", remedies(options, planned, counted, layout, steps)]
+    return "\n".join(paragraphs)
 
 
 def parser_of_plan() -> argparse.ArgumentParser:
@@ -87,13 +82,6 @@ def parser_of_plan() -> argparse.ArgumentParser:
     parser.add_argument("--precision", help=f"one of {', '.join(PRECISIONS)}; by default the config's")
     parser.add_argument("--steps", type=int, help="number of steps; by default the config's")
     return parser
-
-
-def _gpu_of(name: str) -> GPU:
-    gpu = GPUS.get(name.lower())
-    if gpu is None:
-        raise UserError(f"Expected the name of a GPU after --gpu, got {name!r}: {did_you_mean(name, GPUS)}")
-    return gpu
 
 
 def _layout(typed: argparse.Namespace, planned: Planned, gpu: GPU) -> Layout:
@@ -123,13 +111,20 @@ def _layout(typed: argparse.Namespace, planned: Planned, gpu: GPU) -> Layout:
             f"Expected a precision that {typed.gpu.lower()} has a rate for, got {precision!r}: give --precision "
             f"{precision.replace('bf16', '16')}."
         )
-    processes = typed.devices or _devices(trainer) * int(trainer.get("num_nodes") or 1)
+    devices: Any = trainer.get("devices")
+    if isinstance(devices, list):
+        devices = len(devices)
+    elif not str(devices).isdigit():
+        devices = 1
+    processes = typed.devices or int(devices) * int(trainer.get("num_nodes") or 1)
     batch = typed.batch or planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * processes
     if processes < 1 or batch < 1 or batch % processes:
         raise UserError(
             f"Expected a batch that the processes divide, got {batch} rows and {processes} processes: change --batch "
             "or --devices."
         )
+    strategy: Any = trainer.get("strategy")  # a name, or a class with arguments
+    strategy_name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
     return Layout(
         gpu=gpu,
         gpu_name=typed.gpu.lower(),
@@ -138,32 +133,14 @@ def _layout(typed: argparse.Namespace, planned: Planned, gpu: GPU) -> Layout:
         accumulated=int(trainer.get("accumulate_grad_batches") or 1),
         precision=precision,
         mfu=typed.mfu,
-        sharded=_is_sharded(trainer.get("strategy")),
+        sharded=strategy_name.rpartition(".")[2] in ("ShardedStrategy", "ModelParallelStrategy"),
     )
 
 
-def _devices(trainer: dict[str, Any]) -> int:
-    given: Any = trainer.get("devices")
-    if isinstance(given, list):
-        return len(given)
-    return int(given) if str(given).isdigit() else 1
-
-
-def _is_sharded(strategy: Any) -> bool:
-    """Return whether the Trainer's strategy, a name or a class with arguments, shards parameters."""
-    name = strategy if isinstance(strategy, str) else getattr(strategy, "class_path", "")
-    return name.rpartition(".")[2] in ("ShardedStrategy", "ModelParallelStrategy")
-
-
 def _memory(counted: Estimate, layout: Layout) -> str:
-    columns = [counted.memory(layout.rows, sharded) for sharded in (False, True)]
-    memory = layout.gpu.memory
-    lines = [line("GiB of a process", "DDP", "FSDP2")]
-    lines += [line(kind, *(f"{column[kind] / GIB:.3f}" for column in columns)) for kind in columns[0]]
-    sums = [sum(column.values()) for column in columns]
-    lines.append(line("sum of the peaks", *(f"{size / GIB:.3f}" for size in sums)))
-    lines.append(line("of the GPU's memory", *(f"{size / memory:.0%}" for size in sums)))
-    largest = [counted.largest_rows(memory, sharded) * counted.processes for sharded in (False, True)]
+    columns = {name: counted.memory(layout.rows, sharded) for name, sharded in (("DDP", False), ("FSDP2", True))}
+    largest = [counted.largest_rows(layout.gpu.memory, sharded) * counted.processes for sharded in (False, True)]
+    lines = memory_lines(columns, layout.gpu.memory)
     lines.append(line(f"largest batch in {USABLE:.0%}", *(f"{rows:,}" for rows in largest)))
     if counted.most_rows is not None and counted.most_rows * counted.processes in largest:
         lines.append("A batch is at most as large as the queue.")

@@ -68,7 +68,7 @@ class CountStep(CountFlops):
         self.rows = rows
         self.columns = columns
         self.live = {"logits": 0, "other": 0}
-        self.most = {"logits": 0, "other": 0}
+        self.peaks = {"logits": 0, "other": 0}
         self.peak = 0
         self.sent: Counter[str] = Counter()
         self._counted = WeakIdKeyDictionary()
@@ -96,7 +96,7 @@ class CountStep(CountFlops):
 
     def _change(self, kind: str, size: int) -> None:
         self.live[kind] += size
-        self.most[kind] = max(self.most[kind], self.live[kind])
+        self.peaks[kind] = max(self.peaks[kind], self.live[kind])
         self.peak = max(self.peak, sum(self.live.values()))
 
     def _send(self, name: str, args: Any) -> None:
@@ -182,12 +182,7 @@ def fake_tensors(processes: int = 1) -> Iterator[None]:
 
 
 def make_fake(module: nn.Module, kind: torch.dtype | None = None) -> None:
-    """Replace parameters and buffers of a module by tensors of the same shape; for a context of `fake_tensors`.
-
-    Args:
-        module: the module.
-        kind: type of those in floating point; None means their own.
-    """
+    """Replace parameters and buffers of a module by fake tensors, those in floating point by some of type `kind`."""
     replacements: dict[int, Tensor] = {}
 
     def replacement(tensor: Tensor) -> Tensor:
@@ -211,9 +206,7 @@ def make_fake(module: nn.Module, kind: torch.dtype | None = None) -> None:
 @contextmanager
 def as_on_gpu() -> Iterator[None]:
     """Let attention and autocast be those of a GPU, not of a CPU."""
-    with ExitStack() as stack:
-        stack.enter_context(gpu_attention())
-        stack.enter_context(_AsOnGPU())
+    with gpu_attention(), _AsOnGPU():
         yield
 
 
@@ -242,15 +235,11 @@ def count_step(
     gradients = [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
     present = [*module.parameters(), *module.buffers(), *gradients, *batch.values()]
     queues = [queue.size for queue in module.queues().values()] if hasattr(module, "queues") else []
-    everyone = rows * processes
-    columns = {everyone} | {size + more for size in queues for more in (0, 1, everyone)}
+    all_rows = rows * processes
+    columns = {all_rows} | {size + extra for size in queues for extra in (0, 1, all_rows)}
     half = PRECISIONS[precision]
     counting = CountStep(present, rows, columns)
-    with ExitStack() as stack:
-        stack.enter_context(without_values())
-        if cuda:
-            stack.enter_context(as_on_gpu())
-        stack.enter_context(counting)
+    with without_values(), as_on_gpu() if cuda else nullcontext(), counting:
         with nullcontext() if half is None else torch.autocast("cpu", half):
             result: Any = module.training_step(batch, 0)
         named = result if isinstance(result, Mapping) else {"loss": result}
@@ -262,7 +251,9 @@ def count_step(
                 gather(tensor)
     if counting.failed is not None:
         raise counting.failed
-    return Counted(counting.most["other"], counting.most["logits"], counting.peak, counting.flops, dict(counting.sent))
+    return Counted(
+        counting.peaks["other"], counting.peaks["logits"], counting.peak, counting.flops, dict(counting.sent)
+    )
 
 
 def optimizer_bytes(module: Any) -> int:

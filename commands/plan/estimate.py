@@ -13,6 +13,7 @@ from typing import Any
 from ...common.gpus import GPU
 from .counted_step import Counted, count_step, fake_tensors, make_fake, optimizer_bytes
 
+GIB = 2**30
 ROWS = 64
 """Least rows of the smallest batch, whose activations exceed temporary tensors, as the gradient of an embedding."""
 USABLE = 0.9
@@ -21,15 +22,7 @@ USABLE = 0.9
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of a process that do not depend on the batch, unsharded.
-
-    Attributes:
-        parameters: trained parameters.
-        optimizer: state of the optimizer.
-        averages: moving averages.
-        frozen: other frozen parameters.
-        buffers: queues and other buffers.
-    """
+    """Bytes of a process that do not depend on the batch, unsharded; buffers include queues."""
 
     parameters: int
     optimizer: int
@@ -90,18 +83,23 @@ class Estimate:
         gathered = trained + self.sizes.averages + self.sizes.frozen
         return sent | {"parameters: all-gather": gathered * share, "gradients: reduce-scatter": trained * share}
 
+    def fits(self, rows: int, sharded: bool, memory: float) -> bool:
+        """Return whether a process fits into the memory of a GPU in bytes."""
+        return fits(self.memory(rows, sharded), memory)
+
     def largest_rows(self, memory: float, sharded: bool) -> int:
         """Return the largest number of rows of a process that fits into a GPU's memory; 0 if none does."""
-
-        def fits(rows: int) -> bool:
-            return sum(self.memory(rows, sharded).values()) <= USABLE * memory
-
-        low, high = 0, 1
-        while fits(high) and high < 2**24:
-            low, high = high, 2 * high
+        low = 0
+        high = 1
+        while self.fits(high, sharded, memory) and high < 2**24:
+            low = high
+            high *= 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            if self.fits(middle, sharded, memory):
+                low = middle
+            else:
+                high = middle
         return low if self.most_rows is None else min(low, self.most_rows)
 
 
@@ -162,6 +160,21 @@ class Layout:
         return f"{self.mfu:.0%} of {self.rate / 1e12:g} TFLOP/s"
 
 
+def fits(kinds: Mapping[str, float], memory: float) -> bool:
+    """Return whether the bytes of a process by kind are at most `USABLE` of a GPU's memory."""
+    return sum(kinds.values()) <= USABLE * memory
+
+
+def memory_lines(columns: Mapping[str, Mapping[str, float]], memory: float) -> list[str]:
+    """Return the lines of a table of the bytes of a process by kind, a column for each way to run it."""
+    lines = [line("GiB of a process", *columns)]
+    for kind in next(iter(columns.values())):
+        lines.append(line(kind, *(f"{column[kind] / GIB:.3f}" for column in columns.values())))
+    sums = [sum(column.values()) for column in columns.values()]
+    lines.append(line("sum of the peaks", *(f"{size / GIB:.3f}" for size in sums)))
+    return [*lines, line("of the GPU's memory", *(f"{size / memory:.0%}" for size in sums))]
+
+
 def line(name: str, *cells: str) -> str:
     """Return a line of a table: a name and right-aligned cells."""
     return (f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
@@ -196,20 +209,13 @@ def sizes_of(module: Any) -> Sizes:
 
 
 def estimate(module: Any, data: Mapping[str, Any], processes: int = 1, precision: str = "32-true") -> Estimate:
-    """Count steps of three batches.
-
-    Args:
-        module: from `module.start`; its parameters become fake tensors.
-        data: arguments of the datamodule, for the shapes of a batch.
-        processes: number of processes.
-        precision: a key of `PRECISIONS`.
-    """
+    """Count steps of three batches of a module from `start`, whose parameters become fake tensors."""
     memory = getattr(module, "memory", None)
     slices = [getattr(memory, name, None) or 0 for name in ("micro_batch_size", "loss_rows")]
     queues = module.queues() if hasattr(module, "queues") else {}
-    most = min((queue.size for queue in queues.values()), default=0) // processes or None
+    most_rows = min((queue.size for queue in queues.values()), default=0) // processes or None
     step = math.ceil(ROWS / max(*slices, 1)) * max(*slices, 1)
-    step = step if most is None else max(min(step, most // 3), 2)
+    step = step if most_rows is None else max(min(step, most_rows // 3), 2)
     steps: list[Counted] = []
     batches: list[int] = []
     with fake_tensors(processes):
@@ -222,4 +228,4 @@ def estimate(module: Any, data: Mapping[str, Any], processes: int = 1, precision
     by_rows = {kind: [getattr(each, kind) for each in steps] for kind in ("activations", "logits", "flops")}
     sent = {kind: quadratic(step, [each.sent[kind] for each in steps]) for kind in steps[0].sent}
     functions = {kind: quadratic(step, values) for kind, values in (by_rows | {"batch": batches}).items()}
-    return Estimate(processes, sizes, functions, sent, most)
+    return Estimate(processes, sizes, functions, sent, most_rows)

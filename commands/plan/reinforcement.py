@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ...datamodules.reinforced.reinforcement import stored_bytes
 from ...lightning_modules.core.frozen import without_weights
+from ...lightning_modules.mobileclip.captioner import Captioner, ExamplePass
 from .configuration import Planned
 from .counted_step import PRECISIONS, Answers, CountStep, as_on_gpu, fake_tensors, make_fake
-from .estimate import USABLE, Layout, line
+from .estimate import GIB, USABLE, Layout, fits, line, memory_lines
 
-GIB = 2**30
 PAIRS = 1_000_000
 """Number of pairs for which hours and disk are given, unless the user gives a number of steps."""
 AUGMENTATIONS, TEXTS, IMAGES, TOKENS = "augmentations", "texts", "images to caption", "tokens of captions"
@@ -60,15 +60,11 @@ def is_reinforcement(module: Any) -> bool:
 def plan_reinforcement(planned: Planned, layout: Layout, steps: int | None) -> str:
     """Return the plan of a reinforcement.
 
-    Args:
-        planned: a `ReinforcementModule` and the arguments of its datamodule.
-        layout: where it is planned.
-        steps: batches of all processes; None means as many as `PAIRS` take.
-
     Raises:
-        UserError: If there is no datamodule, a captioner is no CoCa, or a teacher is a network of one's own.
+        UserError: If there is no datamodule, a captioner has no plan, or a teacher is a network of one's own.
     """
-    data, module = planned.data, planned.module
+    data = planned.data
+    module = planned.module
     if "augmentations" not in data:
         raise UserError("Expected data to reinforce, got none: give --data ReinforcementDataModule.")
     captioners = _captioners(module)
@@ -81,27 +77,28 @@ def plan_reinforcement(planned: Planned, layout: Layout, steps: int | None) -> s
         counted = _count(module, captioners, layout, data["augmentations"], captions)
         pairs = PAIRS if steps is None else steps * layout.batch
         stored = pairs * stored_bytes(data["augmentations"], 1 + captions, counted.width, data["embeddings"])
-        parts = [
+        paragraphs = [
             "Computed from the shapes of forward passes, not measured on a GPU.",
             layout.sentence(type(module).__name__),
             f"{data['augmentations']} augmentations and {captions} synthetic captions of an image{source}.",
             "",
-            _memory(counted, layout),
+            *memory_lines({"": counted.memory}, layout.gpu.memory),
+            "",
             _time(counted, layout, pairs, stored),
         ]
-        if not _fits(counted, layout):
-            parts += ["", _remedy(module, captioners, layout, data["augmentations"], captions)]
-    return "\n".join(parts)
+        if not fits(counted.memory, layout.gpu.memory):
+            paragraphs += ["", _remedy(module, captioners, layout, data["augmentations"], captions)]
+    return "\n".join(paragraphs)
 
 
 def _captioners(module: Any) -> list[Any]:
-    """Return the captioners of a module, which are of a class with a plan."""
+    """Return the captioners of a module, each of which has an `example_pass`."""
     captioners = [] if module.captioner is None else getattr(module.captioner, "captioners", [module.captioner])
     for captioner in captioners:
-        if type(captioner).__name__ != "CoCaCaptioner":
+        if type(captioner).example_pass is Captioner.example_pass:
             raise UserError(
-                f"Expected CoCaCaptioner or none to plan for, got {type(captioner).__name__}: plan without it by "
-                "--model.captioner null."
+                f"Expected a captioner with an example pass to plan for, or none, got {type(captioner).__name__}: "
+                "plan without it by --model.captioner null."
             )
     if any(teacher.network is not None for teacher in module.ensemble.teachers):
         raise UserError(
@@ -136,53 +133,33 @@ class _Counter:
 @torch.no_grad()
 def _count(module: Any, captioners: list[Any], layout: Layout, augmentations: int, captions: int) -> Passes:
     """Run the forward passes of a batch of one process, and count them."""
-    from ...lightning_modules.mobileclip.caption_decoder import CachedDecoder  # imports open_clip
-
     ensemble = module.ensemble
     rows = layout.rows
     half = PRECISIONS[layout.precision]
     mixed = layout.precision.endswith("-mixed")
     views = [torch.zeros(rows, augmentations, side, side, 3, dtype=torch.uint8) for side, _ in ensemble.views]
     kind = torch.float32 if mixed or half is None else half
-    sides = [captioner.origin["preprocessing"]["image_size"] for captioner in captioners]
-    whole = [torch.zeros(rows, 3, side, side, dtype=kind) for side in sides]
-    counter = _Counter([*module.parameters(), *module.buffers(), *views, *whole])
-    width = sum(ensemble.widths)
-    read = 0
+    passes: list[ExamplePass] = [captioner.example_pass(rows, kind) for captioner in captioners]
+    images = [*views, *(example.images for example in passes)]
+    counter = _Counter([*module.parameters(), *module.buffers(), *images])
     with torch.autocast("cpu", half or torch.bfloat16, enabled=mixed), as_on_gpu():
         with counter.passing(AUGMENTATIONS):
             ensemble.embed_images(views)
         with counter.passing(TEXTS):
             ensemble.embed_texts(["a"] * (rows * (1 + captions)), torch.device("cpu"))
-        for captioner, images in zip(captioners, whole, strict=True):
-            network: Any = captioner.loaded()
+        for example in passes:
             with counter.passing(IMAGES):
-                tokens = network.visual(images)[1]
+                tokens = example.encode(example.images)
             with counter.passing(TOKENS):
-                decoder = CachedDecoder(network, tokens)
-                for _ in range(captioner.length - 2):  # all but start and end are drawn
-                    decoder.step(torch.zeros(rows, captioner.captions, dtype=torch.long))
-            read += (captioner.length - 2) * (_bytes(network.text) + _bytes(network.text_decoder))
+                example.decode(tokens)
     weights = {"teachers": _bytes(ensemble), "captioners": sum(_bytes(captioner) for captioner in captioners)}
-    batch = sum(images.nbytes for images in (*views, *whole))
-    return Passes(weights, batch, counter.peak, counter.flops, read, width)
+    batch = sum(tensor.nbytes for tensor in images)
+    read = sum(example.bytes_read for example in passes)
+    return Passes(weights, batch, counter.peak, counter.flops, read, sum(ensemble.widths))
 
 
 def _bytes(network: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*network.parameters(), *network.buffers()))
-
-
-def _fits(counted: Passes, layout: Layout) -> bool:
-    return sum(counted.memory.values()) <= USABLE * layout.gpu.memory
-
-
-def _memory(counted: Passes, layout: Layout) -> str:
-    size = sum(counted.memory.values())
-    lines = ["GiB of a process"]
-    lines += [line(kind, f"{each / GIB:.3f}") for kind, each in counted.memory.items()]
-    lines.append(line("sum of the peaks", f"{size / GIB:.3f}"))
-    lines.append(line("of the GPU's memory", f"{size / layout.gpu.memory:.0%}"))
-    return "\n".join(lines) + "\n"
 
 
 def _time(counted: Passes, layout: Layout, pairs: int, stored: float) -> str:
@@ -208,7 +185,7 @@ def _remedy(module: Any, captioners: list[Any], layout: Layout, augmentations: i
     while size:
         module.ensemble.forward_batch = size
         counted = _count(module, captioners, layout, augmentations, captions)
-        if _fits(counted, layout):
+        if fits(counted.memory, layout.gpu.memory):
             needed = sum(counted.memory.values())
             hours = PAIRS / (layout.batch / counted.seconds(layout)) / 3600
             return (

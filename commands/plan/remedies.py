@@ -4,40 +4,30 @@ from typing import Any
 
 from torch import nn
 
-from .configuration import Planned, read
+from .configuration import Planned, read, start
 from .estimate import USABLE, Estimate, Layout, estimate
-from .module import start
 
 LEAST_SLICE = 8
 """Least `micro_batch_size` that is tried: smaller slices keep a GPU idle."""
 _SHARDED = "--config configs/strategy/fsdp.yaml"
 
 
-def fits(counted: Estimate, layout: Layout, sharded: bool) -> bool:
-    """Return whether the memory of a process is at most `USABLE` of the GPU's."""
-    return sum(counted.memory(layout.rows, sharded).values()) <= USABLE * layout.gpu.memory
-
-
 def remedies(options: list[str], planned: Planned, counted: Estimate, layout: Layout, steps: int | None) -> str:
-    """Return the settings with which a run fits that does not fit as it is, or that none was found.
-
-    Args:
-        options: arguments of the fit.
-        planned: what they say.
-        counted: the run as it is.
-        layout: where it is planned.
-        steps: number of optimizer steps; None if it depends on the data.
-    """
+    """Return the settings with which a run fits that does not fit as it is, or that none was found."""
     tried: list[tuple[str, Estimate, bool]] = []
     if not layout.sharded and layout.processes > 1:
         tried.append((_SHARDED, counted, True))
     tried += [(words, other, layout.sharded) for words, other in _recounted(options, planned, counted, layout)]
-    fitting = [(words, other, sharded) for words, other, sharded in tried if fits(other, layout, sharded)]
+    fitting = [
+        (words, other, sharded)
+        for words, other, sharded in tried
+        if other.fits(layout.rows, sharded, layout.gpu.memory)
+    ]
     if not fitting and not layout.sharded and layout.processes > 1:  # one alone does not: with sharding too
         fitting = [
             (f"{_SHARDED} {words}", other, True)
             for words, other, sharded in tried
-            if not sharded and fits(other, layout, True)
+            if not sharded and other.fits(layout.rows, True, layout.gpu.memory)
         ]
     if not fitting:
         largest = counted.largest_rows(layout.gpu.memory, layout.sharded) * layout.processes
@@ -64,7 +54,7 @@ def _recounted(options: list[str], planned: Planned, counted: Estimate, layout: 
         while size >= LEAST_SLICE:
             words = f"--model.memory.micro_batch_size {size}"
             tried.append((words, other := _count(options, words, layout)))
-            if fits(other, layout, layout.sharded):
+            if other.fits(layout.rows, layout.sharded, layout.gpu.memory):
                 break
             size //= 2
     return tried

@@ -6,11 +6,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from ...common.errors import UserError
 from ...common.ranges import CheckedArguments
+
+
+@dataclass(frozen=True)
+class ExamplePass:
+    """The passes of a captioner over a batch, from which `vlightning plan` computes memory and time.
+
+    Attributes:
+        images: inputs of the network, [N, 3, H, W].
+        encode: images to image tokens.
+        decode: draws all tokens of the captions, of any values, from image tokens.
+        bytes_read: weights that `decode` reads, once for each token, in bytes.
+    """
+
+    images: Tensor
+    encode: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], None]
+    bytes_read: int
 
 
 class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
@@ -75,6 +93,10 @@ class Captioner(CheckedArguments, nn.Module, ABC, option="captioner"):
             "temperature": self.temperature,
             "first_sentence": self.first_sentence,
         }
+
+    def example_pass(self, rows: int, dtype: torch.dtype) -> ExamplePass:
+        """Return the passes over a batch of N images for `vlightning plan`, which plans no captioner without them."""
+        raise NotImplementedError
 
     def train(self, mode: bool = True) -> "Captioner":
         """Stay in eval mode."""

@@ -17,7 +17,7 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, Range
 from ..networks.published_clip import load_published
 from .caption_decoder import CachedDecoder, draw
-from .captioner import Captioner, check_seeds, post_processed
+from .captioner import Captioner, ExamplePass, check_seeds, post_processed
 
 
 class CoCaCaptioner(Captioner):
@@ -148,6 +148,25 @@ class CoCaCaptioner(Captioner):
     def description(self) -> dict[str, Any]:
         """As in `Captioner`."""
         return super().description() | {"length": self.length, "min_length": self.min_length}
+
+    def example_pass(self, rows: int, dtype: torch.dtype) -> ExamplePass:
+        """As in `Captioner`."""
+        network: Any = self.loaded()
+        side = self.origin["preprocessing"]["image_size"]
+        drawn = self.length - 2  # all but start and end
+
+        def encode(images: Tensor) -> Tensor:
+            tokens: Tensor = network.visual(images)[1]
+            return tokens
+
+        def decode(image_tokens: Tensor) -> None:
+            decoder = CachedDecoder(network, image_tokens)
+            for _ in range(drawn):
+                decoder.step(torch.zeros(rows, self.captions, dtype=torch.long))
+
+        towers = (network.text, network.text_decoder)
+        weights = sum(tensor.nbytes for tower in towers for tensor in (*tower.parameters(), *tower.buffers()))
+        return ExamplePass(torch.zeros(rows, 3, side, side, dtype=dtype), encode, decode, drawn * weights)
 
 
 def _is_supported(network: Any, tokenizer: Any) -> bool:

@@ -20,8 +20,7 @@ from torch import nn
 from support.runs.command_line import run, tiny_config
 from vlightning import callbacks, datamodules, lightning_modules
 from vlightning.commands.cli.command_line import read_command_line
-from vlightning.commands.cli.resume import merge
-from vlightning.commands.cli.saved_run import read_saved_run
+from vlightning.commands.cli.saved_run import merge, read_saved_run
 from vlightning.common.checked_loading import instantiate
 from vlightning.common.class_arguments import parameters
 from vlightning.common.errors import UserError
@@ -60,8 +59,8 @@ GADGETS = {
     "re-export of this package": (
         "data",
         "eval_transform",
-        call("vlightning.commands.cli.commands.Path"),
-        "vlightning.commands.cli.commands.Path",
+        call("vlightning.commands.cli.saved_run.Path"),
+        "vlightning.commands.cli.saved_run.Path",
     ),
     "function of this package": (
         *("data", "eval_transform", call("vlightning.commands.export.layouts.export", checkpoint="a", target="ran")),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vlightning.commands.cli.command_line import read_command_line
-from vlightning.commands.cli.configs import find_config
+from vlightning.commands.cli.command_line import find_config, read_command_line
 from vlightning.commands.cli.typed_values import Schedule
 from vlightning.common.errors import UserError
 

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Trainer
 
 from support.methods.tiny import TinyData, TinyModel
-from vlightning.commands.cli.resume import TypedOptimizerOptions
+from vlightning.commands.cli.checkpoints import TypedOptimizerOptions
 
 
 class Scheduled(TinyModel):

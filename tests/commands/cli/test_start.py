@@ -61,7 +61,7 @@ def test_methods_lists_each_method_with_its_class():
     for method in methods():
         count = len(list((ROOT / "configs" / method.name).rglob("*.yaml")))
         assert f"{method.name} ({method.module}, {count} configs)" in listed
-        assert method.what in " ".join(listed.split())
+        assert method.summary in " ".join(listed.split())
 
 
 def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_commands():
@@ -71,8 +71,8 @@ def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_comm
     assert "    vlightning " not in listed
     for config in configs():
         first = (ROOT / config.path).read_text().splitlines()[0]
-        assert len(config.what) >= 10
-        assert first.startswith(f"# {config.what[:40]}")
+        assert len(config.summary) >= 10
+        assert first.startswith(f"# {config.summary[:40]}")
     quickstart = run("configs", "mobileclip").out.split("\nconfigs/mobileclip/quickstart.yaml\n")[1]
     assert "\n    vlightning fit --config configs/mobileclip/quickstart.yaml\n" in quickstart
 

@@ -14,7 +14,7 @@ from PIL import Image
 from support.data.images import draw_image
 from support.project.demo import TEXT, write_images, write_model
 from support.runs.command_line import run
-from vlightning.commands.demo import index, work
+from vlightning.commands.demo import command, index
 from vlightning.commands.demo.folder import captions_beside, read_captions, read_folder
 from vlightning.commands.demo.index import Index, embed_captions, embed_folder
 from vlightning.commands.demo.search import SHOWN, Search
@@ -94,7 +94,7 @@ def test_a_word_colors_the_region_that_the_model_maps(search):
     plain, seen = search.find(TEXT), search.look(TEXT, 2)
     assert [hit.name for hit in seen] == [hit.name for hit in plain]
     assert max(hit.strength for hit in seen) == 1
-    (_, places) = search._places(TEXT)[2]
+    (_, places) = search._word_positions(TEXT)[2]
     pixels = search.model.transform(plain[0].image)[None]
     heat = search.model.network.word_maps(search.model.finish(pixels), **search.model.encoder([TEXT]))[0, places].mean(
         0
@@ -166,7 +166,7 @@ def test_an_image_with_a_non_finite_embedding_is_found_last():
 def test_a_stopped_embedding_goes_on(models, tmp_path, monkeypatch):
     root, cache = tmp_path / "images", tmp_path / "cache"
     names, model, encode = write_images(root, 6), load_model(str(models[0])), index.encode_images
-    monkeypatch.setattr(index, "_PART", 4)
+    monkeypatch.setattr(index, "_BLOCK", 4)
     calls = []
 
     def stopping(model, samples, loading):
@@ -266,7 +266,7 @@ def test_captions_are_read_from_lines_and_tables(tmp_path):
 
 
 def test_a_mistake_is_one_sentence(models, tmp_path, monkeypatch):
-    monkeypatch.setattr(work, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
     root, empty = tmp_path / "images", tmp_path / "empty"
     write_images(root, 2)
     empty.mkdir()
@@ -279,8 +279,8 @@ def test_a_mistake_is_one_sentence(models, tmp_path, monkeypatch):
     assert sentence(model) == (
         "Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'."
     )
-    monkeypatch.setattr(work, "find_spec", lambda name: name)
-    monkeypatch.setattr(work, "serve", lambda *_: pytest.fail("served"))
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "serve", lambda *_: pytest.fail("served"))
     gone = f"Expected a folder of images after --images, got '{tmp_path}/gone': correct it."
     assert sentence(model, tmp_path / "gone") == gone
     assert sentence(model, empty) == f"Expected images in '{empty}', got no image files: give another folder."
@@ -306,8 +306,8 @@ def test_a_mistake_is_one_sentence(models, tmp_path, monkeypatch):
 
 def test_a_run_is_served_by_its_best_checkpoint(models, tmp_path, monkeypatch):
     served = []
-    monkeypatch.setattr(work, "find_spec", lambda name: name)
-    monkeypatch.setattr(work, "serve", lambda search, *others: served.append((search, *others)))
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "serve", lambda search, *others: served.append((search, *others)))
     write_images(tmp_path / "images", 2)
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     shutil.copy(models[0].parent / "0.ckpt", tmp_path / "run/checkpoints/last.ckpt")

@@ -52,7 +52,7 @@ def repositories(folder):
 
 @pytest.fixture(autouse=True)
 def colors(monkeypatch):
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: color_model(model))
+    monkeypatch.setattr("vlightning.commands.evaluate.command.load_model", lambda model, weights: color_model(model))
 
 
 def evaluated(root, *keys):

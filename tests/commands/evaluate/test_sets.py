@@ -56,7 +56,7 @@ def results(root, tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "results.jsonl"
     words = ("--suite", "all", "--batch_size=5", "--num_workers=0", "--accelerator=cpu")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vlightning.commands.evaluate.work.load_model", lambda model, weights: color_model(model))
+        patch.setattr("vlightning.commands.evaluate.command.load_model", lambda model, weights: color_model(model))
         ran = run("evaluate", "--model", "colors", "--root", root, "--out", out, *words)
     assert ran.status == 0, ran.err
     assert "| 38 of 38 |" in ran.out
@@ -381,7 +381,7 @@ def test_training_images_with_a_non_finite_feature_take_no_part(tmp_path):
 
 def test_one_set_is_one_row_and_sets_that_are_not_there_are_one_line(tmp_path, monkeypatch):
     write_task(tmp_path / "sets", TASKS["cifar10"])
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: color_model())
+    monkeypatch.setattr("vlightning.commands.evaluate.command.load_model", lambda *_: color_model())
     ran = run("evaluate", "--model", "c", "--root", tmp_path / "sets", "--out", tmp_path / "r.jsonl", "--num_workers=0")
     assert ran.status == 0, ran.err
     assert [line.split(" |")[0] for line in ran.out.splitlines() if "zero_shot |" in line] == ["| CIFAR-10"]

@@ -22,6 +22,9 @@ MODULES = (
     "torch.distributed.fsdp",
     "torch.utils.tensorboard",
     "vlightning.commands.cli.commands",
+    "vlightning.commands.data.command",
+    "vlightning.commands.export.command",
+    "vlightning.commands.plan.command",
     "vlightning.datamodules",
 )
 

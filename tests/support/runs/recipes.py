@@ -22,7 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from support.methods.clip import LENGTH, SIZE, add_tiny_clip
 from support.runs.command_line import run
 from vlightning.commands.cli import lightning_cli
-from vlightning.commands.cli.configs import schedule_of
+from vlightning.commands.cli.command_line import schedule_of
 from vlightning.commands.cli.typed_values import Schedule
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,4 +1,4 @@
-"""One's own classes on one's own images: the best classes of each image, as a table and as a page."""
+"""The user's classes on a folder of images: the best classes of each image, as a table and as a page."""
 
 import base64
 import html
@@ -50,8 +50,10 @@ def classify_folder(
     samples = NamedImages({str(path.relative_to(folder)): path for path in image_files(folder)}, model.transform)
     encoded = encode_images(model, samples, loading)
     if not len(encoded.index):
-        why = ", ".join(f"{cause}: {count}" for cause, count in encoded.bad.items()) or "no image files"
-        raise UserError(f"Expected images in {str(folder)!r}, got none that can be used ({why}): give another folder.")
+        causes = ", ".join(f"{cause}: {count}" for cause, count in encoded.bad.items()) or "no image files"
+        raise UserError(
+            f"Expected images in {str(folder)!r}, got none that can be used ({causes}): give another folder."
+        )
     scores = zero_shot_scores(encoded.features, encode_classes(model, names, templates))
     top = highest(model.shares(scores), best)
     finite = scores.isfinite().all(1).tolist()
@@ -83,32 +85,27 @@ def label_of(image: str, names: Sequence[str]) -> str | None:
 def folders_of_images(folder: Path) -> list[str]:
     """Return the names of the folders with images, in order, if all images of a folder are in such; else none."""
     relative = [path.relative_to(folder).parts for path in image_files(folder)]
-    return [] if any(len(parts) == 1 for parts in relative) else sorted({parts[0] for parts in relative})
+    return [] if any(len(path) == 1 for path in relative) else sorted({path[0] for path in relative})
 
 
 def confusion(table: pyarrow.Table, names: Sequence[str]) -> str | None:
-    """Return accuracy and a table of labels by predicted classes as Markdown; None if no image has a label.
-
-    Args:
-        table: Of `classify_folder`.
-        names: Names of all classes.
-    """
+    """Return accuracy and a table of labels by predicted classes as Markdown; None if no image has a label."""
     rows = [row for row in table.to_pylist() if row["label"] is not None]
     if not rows:
         return None
     counts = Counter((row["label"], row["classes"][0] if row["classes"] else _NO_CLASS) for row in rows)
-    shown = [*names, *([_NO_CLASS] if any(name == _NO_CLASS for _, name in counts) else [])]
+    columns = [*names, *([_NO_CLASS] if any(name == _NO_CLASS for _, name in counts) else [])]
     right = sum(counts[name, name] for name in names)
     lines = [
         f"Accuracy: {100 * right / len(rows):.2f}% of {len(rows):,} images in folders of their classes.",
         "",
-        f"| label | {' | '.join(shown)} | right |",
-        f"|---|{'---:|' * (len(shown) + 1)}",
+        f"| label | {' | '.join(columns)} | right |",
+        f"|---|{'---:|' * (len(columns) + 1)}",
     ]
-    for label in dict.fromkeys(name for name in names if any(own == name for own, _ in counts)):
-        of_label = [counts[label, name] for name in shown]
-        share = f"{100 * counts[label, label] / sum(of_label):.1f}%"
-        lines.append(f"| {label} | {' | '.join(map(str, of_label))} | {share} |")
+    labels = {label for label, _ in counts}
+    for label in dict.fromkeys(name for name in names if name in labels):
+        row = [counts[label, name] for name in columns]
+        lines.append(f"| {label} | {' | '.join(map(str, row))} | {100 * counts[label, label] / sum(row):.1f}% |")
     return "\n".join(lines)
 
 
@@ -119,15 +116,9 @@ def write_table(table: pyarrow.Table, file: Path) -> None:
 
 
 def write_sheet(table: pyarrow.Table, folder: Path, file: Path, limit: int = 500) -> None:
-    """Write a page with the images below their best class, the surest first.
+    """Write a page with the images below their best class, the surest first, at most `limit` of each class.
 
     The page holds the thumbnails itself, and so can be sent to others.
-
-    Args:
-        table: Of `classify_folder`.
-        folder: Folder of the images.
-        file: The page.
-        limit: Images of each class that are shown.
     """
     by_class: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(table.to_pylist(), key=lambda row: -max(row["scores"], default=0.0)):

@@ -16,8 +16,8 @@ from support.data.evaluation_sets import (
 from support.methods.clip import add_tiny_clip
 from support.methods.methods import METHODS, OTHERS
 from support.runs.command_line import run
+from vlightning.commands.evaluate.classified_folder import classify_folder, write_sheet
 from vlightning.commands.evaluate.encoding import Loading, encode_classes
-from vlightning.commands.evaluate.own_images import classify_folder, write_sheet
 
 
 def with_non_finite_features(model, color):
@@ -60,7 +60,7 @@ def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_pa
         for number, color in enumerate(colors):
             Path("photos", label, f"{number}.png").write_bytes(picture(color, number))
     model = with_non_finite_features(color_model(), "yellow")
-    monkeypatch.setattr("vlightning.commands.evaluate.work.load_model", lambda *_: model)
+    monkeypatch.setattr("vlightning.commands.evaluate.command.load_model", lambda *_: model)
     words = ("evaluate", "--model", "colors", "--images", "photos", "--num_workers=0", "--html=page.html")
     ran = run(*words)
     assert ran.status == 0, ran.err
