@@ -150,11 +150,11 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
     file = resolved(path)
     if not is_checkpoint(file):
         raise UserError(f"Expected a checkpoint of a fine-tuning with --interpolate, got {path!r}: correct --model.")
-    from ...lightning_modules.clip.interpolation import interpolated
-
-    content = interpolated(AtomicCheckpointIO().load_checkpoint(file), repr(path), ratio)
+    content = AtomicCheckpointIO().load_checkpoint(file)
+    cls = _class_of(class_of(saved_settings(content)), path)
+    content = cls.interpolated(content, repr(path), ratio)
     arguments = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
-    module = lightning_modules.CLIPModule(**arguments)
+    module = cls(**arguments)
     module.load_state_dict(content["state_dict"])
     return _from_checkpoint(module, content, f"{path} at {ratio:g}")
 

@@ -258,7 +258,7 @@ def count_step(
 
 def optimizer_bytes(module: Any) -> int:
     """Return the bytes of the optimizer's state after a step, without its counters."""
-    optimizer = (module._own_optimizer or module.paper_optimizer)(module.parameter_groups())
+    optimizer = (module._optimizer_factory or module.paper_optimizer)(module.parameter_groups())
     optimizer.step()
     states = (value for state in optimizer.state.values() for value in state.values())
     return sum(value.nbytes for value in states if isinstance(value, Tensor) and value.dim())

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -79,15 +80,9 @@ def _remove_unused(tower: Tower) -> None:
     read = {node.name for node in program.graph.nodes if node.op == "placeholder" and node.users}
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
-    tensors = {name: _tensor(tower.module, path) for name, path in names.items()}
+    tensors = {name: attrgetter(path)(tower.module) for name, path in names.items()}
     kept = {id(tensors[name]) for name in tensors.keys() & read}  # by identity: tied tensors have two names
     for name, path in names.items():
         if id(tensors[name]) not in kept:
-            owner, _, attribute = path.rpartition(".")
-            setattr(tower.module.get_submodule(owner), attribute, None)
-
-
-def _tensor(module: nn.Module, path: str) -> Tensor:
-    owner, _, attribute = path.rpartition(".")
-    tensor: Tensor = getattr(module.get_submodule(owner), attribute)
-    return tensor
+            layer, _, attribute = path.rpartition(".")
+            setattr(tower.module.get_submodule(layer), attribute, None)

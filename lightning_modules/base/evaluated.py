@@ -26,9 +26,9 @@ class EvaluatedModule(LightningModule):
         self.evaluation: Evaluation | None = None
 
     def similarity_scale(self) -> float:
-        """Return the factor by which cosines of image and text features become logits: 1 / temperature.
+        """Return the factor by which cosines of image and text features become logits, 1 / temperature.
 
-        By default that of the `logit_scale`, a logarithm, of `student`, else 1. Every process calls it.
+        By default the exponential of `student.logit_scale`; 1 without such a parameter. Every process must call this.
         """
         logit_scale = getattr(getattr(self, "student", None), "logit_scale", None)
         return 1.0 if logit_scale is None else float(logit_scale.exp())
@@ -48,24 +48,17 @@ class EvaluatedModule(LightningModule):
         """Compare images and token ids of a batch with `data_sizes()`.
 
         Raises:
-            UserError: If something does not fit.
+            UserError: If a size does not fit.
         """
         free = self._setting("text", "vocab_size") is not None and self.hparams.get("weights") is None
         compare_sizes(self, batch, self.data_sizes(), free)
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Compare the sizes of the first batch."""
-        self._compare_first(batch, batch_idx)
-
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Compare the sizes of the first batch."""
-        self._compare_first(batch, batch_idx)
-
-    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
-
-    def _compare_first(self, batch: Any, batch_idx: int) -> None:
         if batch_idx == 0:
             self.compare_sizes(batch)
+
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_start
 
     def on_validation_epoch_start(self) -> None:
         """Start the evaluation."""

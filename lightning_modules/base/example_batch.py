@@ -17,7 +17,7 @@ def image_batch(
     Args:
         module: The method.
         rows: Rows of the batch.
-        data: Arguments of the datamodule; a size S that they do not give is the module's, else the preset's.
+        data: Arguments of the datamodule. Without `image_size`, S is the module's, else the preset's.
         names: Names of the images.
     """
     preset = 32 if data.get("preset") == "cifar" else 224
@@ -29,12 +29,12 @@ def image_batch(
 def pair_batch(
     module: Any, rows: int, data: Mapping[str, Any], names: Sequence[str] = ("image",), longest: int | None = None
 ) -> dict[str, Tensor]:
-    """Return what `image_batch` does, and `input_ids` and `attention_mask`, long [rows, L].
+    """Return an `image_batch` with `input_ids` and `attention_mask`, long [rows, L].
 
     Args:
         module: The method; it has `text.max_tokens` or `max_tokens`.
         rows: Rows of the batch.
-        data: Arguments of the datamodule; a length L that they do not give is the module's.
+        data: Arguments of the datamodule. Without `max_tokens`, L is the module's.
         names: Names of the images.
         longest: Upper bound of L; None for none.
     """
@@ -45,6 +45,6 @@ def pair_batch(
 
 
 def text_length(module: Any, data: Mapping[str, Any]) -> int:
-    """Return the number of tokens of a text: that of the data, else the module's."""
+    """Return the number of tokens of a text in the data, else in the module."""
     length = data.get("max_tokens") or getattr(getattr(module, "text", None), "max_tokens", None) or module.max_tokens
     return int(length)

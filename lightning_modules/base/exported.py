@@ -14,14 +14,14 @@ from ...callbacks import rank
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
 from ...common.tokenizers import SPECIAL_TOKENS
-from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder
+from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder, unsharded_class
 from ..core.fitting import load_fitting
 from ..core.settings import accepted_names
 from ..core.trainers import datamodule_of
 from ..core.transformers_files import save_tokenizer
 from .evaluated import EvaluatedModule
 from .model_card import CARD_FILE, Provenance, Training, model_card
-from .sharding import full_state, unsharded_class
+from .sharding import full_state
 from .start import InitialState
 
 FOLDER = "vlightning"
@@ -34,7 +34,7 @@ Module = TypeVar("Module", bound="ExportedModule")
 class ExportedModule(EvaluatedModule):
     """A module that is exported from a run or from its checkpoint.
 
-    A method with layouts of its own overrides `layouts` and `write_layout`.
+    A method with further layouts overrides `layouts` and `write_layout`.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class ExportedModule(EvaluatedModule):
 
     @classmethod
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-        """Write the model of a checkpoint in a layout of the method's own.
+        """Write the model of a checkpoint in a layout other than `FOLDER`.
 
         Args:
             content: The checkpoint.
@@ -61,7 +61,7 @@ class ExportedModule(EvaluatedModule):
             A sentence that names what was written.
 
         Raises:
-            UserError: If the checkpoint does not fit its own settings, or the target cannot be written.
+            UserError: If the weights do not fit the settings in the checkpoint, or the target cannot be written.
         """
         raise NotImplementedError(f"Expected {cls.__name__}.write_layout for the layout {layout!r}, got none: add it.")
 
@@ -113,17 +113,17 @@ class ExportedModule(EvaluatedModule):
         load_fitting(self, state, f"{type(self).__name__} from {source}")
 
     def find_networks(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the frozen networks of an export that its checkpoint only names; by default none.
+        """Load the frozen networks that a checkpoint names without their weights, for an export; by default none.
 
         Raises:
             UserError: If they are missing, or are not those of the training.
         """
 
     def write_networks(self, folder: Path) -> None:
-        """Write frozen networks beside the weights of an export, files of their own; by default none."""
+        """Write frozen networks to separate files in the folder of an export; by default none."""
 
     def read_networks(self, folder: Path) -> None:
-        """Load what `write_networks` wrote."""
+        """Load the frozen networks from the files of `write_networks`."""
 
     def save_pretrained(
         self, folder: str | Path, tokenizer_json: str | None = None, training: Training | None = None
@@ -131,20 +131,67 @@ class ExportedModule(EvaluatedModule):
         """Write the model to a new folder that `from_pretrained` reads; every process must call it.
 
         Args:
-            folder: New or empty folder; see `write_folder`.
-            tokenizer_json: The tokenizer as JSON text; by default that of the run, the checkpoint or the export that
-                the weights come from.
-            training: What the model card says of the training; by default what is known from there.
+            folder: New or empty folder, which appears when all of its files are written.
+            tokenizer_json: The tokenizer as JSON text of the `tokenizers` library; by default that of the run, the
+                checkpoint or the export that the weights come from.
+            training: Training for the model card; by default that of the same source.
+
+        Raises:
+            UserError: If the folder exists and is not empty.
         """
         state = full_state(self)
-        if rank() == 0:
-            tokenizer_json = self.provenance.tokenizer_of(self) if tokenizer_json is None else tokenizer_json
-            write_folder(self, state, folder, tokenizer_json, training or self.provenance.training_of(self))
+        if rank() != 0:
+            return
+        target = Path(folder).expanduser().absolute()
+        check_free(target)
+        training = training or self.provenance.training_of(self)
+        if tokenizer_json is None:
+            tokenizer_json = self.provenance.tokenizer_of(self)
+        state = {name: tensor.contiguous() for name, tensor in self.pretrained_state(state).items()}
+        preprocessing = self.preprocessing()
+        accepted = accepted_names(type(self))  # `hparams` also has the arguments of base classes
+        arguments = {name: value for name, value in self.hparams.items() if name in accepted}
+        config = {
+            "class": class_name(self),
+            "vlightning_version": version("vlightning"),
+            "arguments": arguments_without_weights(arguments),
+            "preprocessing": preprocessing,
+            "data": training.text_options(),
+            ORDERS_KEY: self.retrieval_orders(),
+        }
+        card = model_card(self, state, training, preprocessing, target.name)
+        with replacing(target) as staged:
+            staged.mkdir()
+            save_file(state, staged / WEIGHTS_FILE, metadata={"format": "pt"})
+            (staged / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            (staged / CARD_FILE).write_text(card, encoding="utf-8")
+            self.write_networks(staged)
+            if tokenizer_json is not None:
+                _save_tokenizer(self, tokenizer_json, staged)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:
-        """Rebuild a module from the folder of `save_pretrained`, in eval mode; see `read_module`."""
-        return read_module(cls, folder)
+        """Rebuild a module from the folder of `save_pretrained`, in eval mode and in the precision of its file.
+
+        Raises:
+            UserError: If the folder is not an export of this class, or is damaged.
+        """
+        path = Path(folder).expanduser()
+        config, state = read_folder(path)
+        if config["class"] != cls.__name__:
+            raise UserError(
+                f"Expected an export of {cls.__name__} in {str(folder)!r}, got one of {config['class']}: load it with "
+                "that class."
+            )
+        source = f"the export {str(folder)!r} of vlightning {config['vlightning_version']}"
+        module = rebuild(cls, config["arguments"], state, source).eval()
+        module.read_networks(path)
+        module.adopt_preprocessing(config.get("preprocessing"))
+        tokenizer = path / "tokenizer.json"
+        tokenizer_json = tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None
+        module.provenance = Provenance(training=Training(config.get("data") or {}), tokenizer_json=tokenizer_json)
+        module.adopt_retrieval_orders(config.get(ORDERS_KEY))
+        return module
 
     # Image preprocessing, which exports record and data reads
 
@@ -180,73 +227,6 @@ class ExportedModule(EvaluatedModule):
         """Return the preprocessing for exports: that of the run's datamodule, else that of the weights."""
         record = getattr(self.datamodule, "preprocessing", None) or self.expected_preprocessing()
         return record if record and ("mean" in record or "transform" in record) else None
-
-
-def write_folder(
-    module: ExportedModule,
-    state: dict[str, Tensor],
-    folder: str | Path,
-    tokenizer_json: str | None,
-    training: Training,
-) -> None:
-    """Write `model.safetensors`, `config.json`, the tokenizer, if given, and `README.md`, atomically.
-
-    Args:
-        module: module to write.
-        state: its state dict, gathered if it is sharded.
-        folder: new or empty folder.
-        tokenizer_json: the tokenizer as the JSON text of the `tokenizers` library; None for none.
-        training: what is known of the training.
-
-    Raises:
-        UserError: If the folder exists and is not empty.
-    """
-    target = Path(folder).expanduser().absolute()
-    check_free(target)
-    state = {name: tensor.contiguous() for name, tensor in module.pretrained_state(state).items()}
-    preprocessing = module.preprocessing()
-    accepted = accepted_names(type(module))  # `hparams` also has what a subclass gives to its base class
-    arguments = {name: value for name, value in module.hparams.items() if name in accepted}
-    config = {
-        "class": class_name(module),
-        "vlightning_version": version("vlightning"),
-        "arguments": arguments_without_weights(arguments),
-        "preprocessing": preprocessing,
-        "data": training.text_options(),
-        ORDERS_KEY: module.retrieval_orders(),
-    }
-    card = model_card(module, state, training, preprocessing, target.name)
-    with replacing(target) as staged:
-        staged.mkdir()
-        save_file(state, staged / WEIGHTS_FILE, metadata={"format": "pt"})
-        (staged / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        (staged / CARD_FILE).write_text(card, encoding="utf-8")
-        module.write_networks(staged)
-        if tokenizer_json is not None:
-            _save_tokenizer(module, tokenizer_json, staged)
-
-
-def read_module(cls: type[Module], folder: str | Path) -> Module:
-    """Rebuild a module from a folder of `write_folder`, in eval mode and in the precision of the file.
-
-    Raises:
-        UserError: If the folder is not an export of this class, or is damaged.
-    """
-    config, state = read_folder(Path(folder).expanduser())
-    if config["class"] != cls.__name__:
-        raise UserError(
-            f"Expected an export of {cls.__name__} in {str(folder)!r}, got one of {config['class']}: load it with that "
-            "class."
-        )
-    source = f"the export {str(folder)!r} of vlightning {config['vlightning_version']}"
-    module = rebuild(cls, config["arguments"], state, source).eval()
-    module.read_networks(Path(folder).expanduser())
-    module.adopt_preprocessing(config.get("preprocessing"))
-    tokenizer = Path(folder).expanduser() / "tokenizer.json"
-    text = tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None
-    module.provenance = Provenance(training=Training(config.get("data") or {}), tokenizer_json=text)
-    module.adopt_retrieval_orders(config.get(ORDERS_KEY))
-    return module
 
 
 def rebuild(cls: type[Module], hparams: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Module:

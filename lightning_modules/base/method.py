@@ -92,8 +92,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         self, optimizer: OptimizerCallable | None = None, lr_scheduler: LRSchedulerCallable | None = None
     ) -> None:
         super().__init__()
-        self._own_optimizer = optimizer
-        self._own_scheduler = lr_scheduler
+        self._optimizer_factory = optimizer
+        self._scheduler_factory = lr_scheduler
         self._schedule: Schedule | None = None
         self._saved_settings: Mapping[str, Any] | None = None  # of the checkpoint that is being restored
 
@@ -138,6 +138,23 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         """
         raise NotImplementedError(f"Expected {type(self).__name__}.example_batch, got none: add it.")
 
+    @classmethod
+    def interpolated(cls, content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
+        """Return the checkpoint of a model between the initial weights and those of a training, for `evaluate`.
+
+        Args:
+            content: The checkpoint of the training.
+            source: Description of the checkpoint for messages.
+            ratio: Share of the training's weights.
+
+        Raises:
+            UserError: If the method does not support it, as by default, or the initial weights cannot be read.
+        """
+        raise UserError(
+            f"Expected a training of a method that interpolates weights, got one of {cls.__name__} in {source}: give "
+            "the checkpoint of a fine-tuning."
+        )
+
     def text_towers(self) -> Iterable[TextTower]:
         """Return the networks whose word embeddings fit a trained tokenizer, including moving averages."""
         return ()
@@ -147,10 +164,10 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         return ()
 
     def by_process(self) -> list[str]:
-        """Return clauses that name what depends on the batch of a process, beside dropout and BatchNorm.
+        """Return clauses about computations that depend on the batch of a process, beside dropout and BatchNorm.
 
-        A run that goes on with another number of processes names it. By default what `by_process` of the settings
-        returns, if they have it.
+        A run that resumes with another number of processes prints them. By default the clauses that the groups of
+        settings return from their `by_process`.
         """
         groups = [group for group in vars(self).values() if hasattr(type(group), "by_process")]
         return [clause for group in groups for clause in group.by_process()]
@@ -184,7 +201,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         Lightning adds the arguments of subclasses, and what the command line needs to build the class again.
 
         Args:
-            arguments: `locals()` at the begin of the constructor, after `super().__init__`.
+            arguments: `locals()` at the beginning of the constructor, after `super().__init__`.
             **names: attributes whose name differs from that of the argument.
 
         Raises:
@@ -193,11 +210,11 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         self.save_hyperparameters()
         groups = groups_of(arguments["__class__"], arguments)
         # A mapping of a checkpoint or an export is saved as its group, so that a rebuilt module has equal settings.
-        whole = {
+        saved = {
             name: groups[name] if name in groups and isinstance(value, Mapping) else value
             for name, value in self.hparams.items()
         }
-        self.save_hyperparameters(plain(whole))
+        self.save_hyperparameters(plain(saved))
         for name, group in groups.items():
             setattr(self, names.get(name, name), group)
 
@@ -240,7 +257,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         try:
             module = super().load_from_checkpoint(checkpoint_path, *args, **kwargs)
         except UserError as error:  # groups of the same name in another class have other settings
-            if (sentence := explain_other_class(cls, saved_settings(load_plain(checkpoint_path)))) is None:
+            sentence = explain_other_class(cls, saved_settings(load_plain(checkpoint_path)))
+            if sentence is None:
                 raise
             raise UserError(sentence) from error
         if isinstance(checkpoint_path, str | Path):
@@ -252,7 +270,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         self._load_initial_weights_once()
 
     def on_fit_end(self) -> None:
-        """Keep the preprocessing of the training, for data of another class, and what an export needs of the run."""
+        """Keep the preprocessing and the provenance of the run, which later runs and exports read."""
         self.adopt_preprocessing(self.preprocessing())
         self.provenance = Provenance.of_run(self)
 
@@ -322,8 +340,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         Args:
             entries: trains the tokenizer, if necessary, and returns its number of entries.
         """
-        given = self.hparams.get("weights") is not None or self._setting("text", "weights") is not None
-        if list(self.text_towers()) and not (self._initial.loaded or self._initial.awaits_checkpoint or given):
+        pretrained = self.hparams.get("weights") is not None or self._setting("text", "weights") is not None
+        if list(self.text_towers()) and not (self._initial.loaded or self._initial.awaits_checkpoint or pretrained):
             self._shrink_vocabulary(entries())
 
     def expect_checkpoint(self) -> None:
@@ -344,11 +362,10 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the paper's optimizer and schedule, or those of the user."""
-        make = self._own_optimizer or self.paper_optimizer
-        optimizer = make(self.parameter_groups())
+        optimizer = (self._optimizer_factory or self.paper_optimizer)(self.parameter_groups())
         scale_rates(optimizer)
-        if self._own_scheduler is not None:
-            return with_scheduler(optimizer, self._own_scheduler)
+        if self._scheduler_factory is not None:
+            return with_scheduler(optimizer, self._scheduler_factory)
         self._schedule = self.paper_schedule()
         return optimizer if self._schedule is None else with_schedule(self, optimizer, self._schedule)
 

@@ -1,4 +1,4 @@
-"""What is known of a module's weights, and the model card of an export, `README.md`, that says it."""
+"""Provenance of a module's weights, and the model card of an export, `README.md`, which states it."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -26,7 +26,7 @@ _DATA_OPTIONS = ("train", "validation", "test", "length", "samples")
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of the training of a module, as plain data.
+    """The training of a module, as plain data; unknown values are empty or None.
 
     Attributes:
         data: class and options of the datamodule.
@@ -51,8 +51,8 @@ class Training:
         seeds = [state["seed"] for state in states if isinstance(state, Mapping) and "seed" in state]
         data = dict(content.get("datamodule_hyper_parameters") or {})
         # Lightning stores the datamodule's state under the name of its class.
-        own = (name for name, state in content.items() if isinstance(state, Mapping) and "preprocessing" in state)
-        data.setdefault("_class_path", next(own, None))
+        classes = (name for name, state in content.items() if isinstance(state, Mapping) and "preprocessing" in state)
+        data.setdefault("_class_path", next(classes, None))
         epoch = content.get("epoch")
         results = {"validation": content[RESULTS_KEY]} if RESULTS_KEY in content else {}
         if run is not None and (tested := _read(run / "metrics.json")).get("stage") == "test":
@@ -70,9 +70,10 @@ class Training:
     @classmethod
     def of_run(cls, module: LightningModule) -> "Training":
         """Read the Trainer of a module; empty without one."""
-        trainer, data = trainer_of(module), datamodule_of(module)
+        trainer = trainer_of(module)
         if trainer is None:
             return cls()
+        data = datamodule_of(module)
         options = {"_class_path": None if data is None else type(data).__name__, **getattr(data, "hparams", {})}
         content = {"callbacks": {}, "datamodule_hyper_parameters": options}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -88,25 +89,27 @@ class Training:
 def validation_results(module: LightningModule) -> dict[str, dict[str, float]]:
     """Return metrics of the last validation of a module's run, and the chance levels that its evaluation states."""
     trainer = trainer_of(module)
-    found = {} if trainer is None else trainer.callback_metrics
-    metrics = {name: float(value) for name, value in found.items() if name.startswith("val/") and value.numel() == 1}
-    stated = {} if trainer is None else chance_levels(trainer, module)
-    return {"metrics": metrics, "chance": {f"val/{name}": level for name, level in stated.items()}}
+    if trainer is None:
+        return {"metrics": {}, "chance": {}}
+    logged = trainer.callback_metrics
+    metrics = {name: float(value) for name, value in logged.items() if name.startswith("val/") and value.numel() == 1}
+    chance = {f"val/{name}": level for name, level in chance_levels(trainer, module).items()}
+    return {"metrics": metrics, "chance": chance}
 
 
 def _read(file: Path) -> dict[str, Any]:
-    """Return the content of a JSON file of a run; empty if there is none or it is something else."""
+    """Return the content of a JSON file of a run; empty if the file is missing or has no mapping."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def tokenizer_of_data(datamodule: Any | None) -> str | None:
-    """Return the tokenizer of a datamodule as JSON text; None without one of the `tokenizers` library.
+    """Return the tokenizer of a datamodule as JSON text, without padding and truncation.
 
-    Without the padding and the length of the texts that it read last.
+    None if the datamodule has no tokenizer of the `tokenizers` library.
     """
     backend = getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
     if backend is None:
@@ -119,7 +122,7 @@ def tokenizer_of_data(datamodule: Any | None) -> str | None:
 
 @dataclass
 class Provenance:
-    """What is known of the weights of a module after the run, the checkpoint or the export that they come from.
+    """Source of a module's weights: a run that ended, a checkpoint or an export.
 
     Attributes:
         checkpoint: the checkpoint without weights and states; empty if the weights are of no checkpoint.
@@ -135,19 +138,19 @@ class Provenance:
 
     @classmethod
     def of_checkpoint(cls, content: Mapping[str, Any], run: Path | None = None) -> "Provenance":
-        """Keep what an export needs of a checkpoint."""
-        kept = {name: value for name, value in content.items() if name not in _LARGE}
+        """Keep the entries of a checkpoint that an export needs."""
+        entries = {name: value for name, value in content.items() if name not in _LARGE}
         states = content.get("callbacks") or {}
         seeds = {name: {"seed": state["seed"]} for name, state in states.items() if "seed" in (state or ())}
-        return cls(kept | {"callbacks": seeds}, run)
+        return cls(entries | {"callbacks": seeds}, run)
 
     @classmethod
     def of_run(cls, module: LightningModule) -> "Provenance":
-        """Keep what an export needs of the run that a module is attached to."""
+        """Keep the training and the tokenizer of the run that a module is attached to."""
         return cls(training=Training.of_run(module), tokenizer_json=tokenizer_of_data(datamodule_of(module)))
 
     def training_of(self, module: LightningModule) -> Training:
-        """Return what is known of the training of a module's weights."""
+        """Return the training of a module's weights."""
         trainer = trainer_of(module)
         if trainer is not None and trainer.state.fn == TrainerFn.FITTING:
             return Training.of_run(module)
@@ -156,7 +159,7 @@ class Provenance:
         return self.training or Training.of_run(module)
 
     def tokenizer_of(self, module: LightningModule) -> str | None:
-        """Return the tokenizer of a module's data as JSON text: of its run, or of where its weights come from."""
+        """Return the tokenizer of the run, else of the source of the weights, as JSON text; None without one."""
         tokenizer_json = tokenizer_of_data(datamodule_of(module)) or self.tokenizer_json
         if tokenizer_json is None and self.checkpoint:
             return saved_tokenizer(self.checkpoint)[0]
@@ -175,7 +178,7 @@ def model_card(
     Args:
         module: the exported module.
         state: names of the tensors that are written; a teacher that a run has loaded is not.
-        training: what is known of its training.
+        training: its training.
         preprocessing: record of its image preprocessing.
         name: name of the folder.
     """
@@ -190,7 +193,7 @@ def model_card(
     numbers = sum(
         parameter.numel() for parameter_name, parameter in module.named_parameters() if parameter_name in state
     )
-    parts = [
+    sections = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {name}",
         f"A `{kind}` of vlightning, {numbers:,} parameters.",
@@ -198,23 +201,23 @@ def model_card(
         f"## Training\n\n{_table(('', ''), _facts(training))}",
     ]
     if rows := list(_results(training)):
-        parts.append(f"## Results\n\n{_table(('metric', 'stage', 'value', 'chance'), rows)}")
+        sections.append(f"## Results\n\n{_table(('metric', 'stage', 'value', 'chance'), rows)}")
     order = getattr(module, "retrieval_order", lambda: None)()
     if order is not None:
-        parts.append(f"## Retrieval\n\n{order}")
+        sections.append(f"## Retrieval\n\n{order}")
     images = described(preprocessing)
-    parts += [
+    sections += [
         f"## Images\n\n{images[0].upper()}{images[1:]}.",
         "## Licence\n\nTo be filled in: replace `license` and `license_name` in the first lines, and this paragraph. "
         "The licences of the data and of initial weights may restrict that of the model.",
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(sections) + "\n"
 
 
 def _results(training: Training) -> Iterable[tuple[str, ...]]:
-    for stage, found in training.results.items():
-        chance = found.get("chance") or {}
-        for name, value in sorted((found.get("metrics") or {}).items()):
+    for stage, result in training.results.items():
+        chance = result.get("chance") or {}
+        for name, value in sorted((result.get("metrics") or {}).items()):
             level = f"{chance[name]:.4g}" if name in chance else ""
             yield name, stage, "not finite" if value is None else f"{value:.4g}", level
 
@@ -246,30 +249,26 @@ def _usage(module: LightningModule, name: str) -> str:
 
 
 def _facts(training: Training) -> Iterable[tuple[str, str]]:
-    known = training.data
-    if known.get("_class_path"):
-        yield "data", f"`{str(known['_class_path']).rpartition('.')[2]}`"
+    data = training.data
+    if data.get("_class_path"):
+        yield "data", f"`{str(data['_class_path']).rpartition('.')[2]}`"
     for name in _DATA_OPTIONS:
-        if known.get(name) not in (None, []):
-            yield name, _without_folders(known[name])
-    for name, value in (
-        ("steps", training.steps),
-        ("epochs", training.epochs),
-        ("seed", training.seed),
-        ("commit", training.commit),
-    ):
+        if data.get(name) not in (None, []):
+            yield name, _without_folders(data[name])
+    for name in ("steps", "epochs", "seed", "commit"):
+        value = getattr(training, name)
         yield name, "unknown" if value is None else str(value)
 
 
 def _without_folders(value: Any) -> str:
     """Return sources of data without the folders of the machine that they were on, and without secrets of URLs."""
     if isinstance(value, (list, tuple)):
-        return ", ".join(_without_folders(part) for part in value)
+        return ", ".join(_without_folders(item) for item in value)
     if isinstance(value, Mapping):
-        return json.dumps({key: _without_folders(part) for key, part in value.items()})
+        return json.dumps({key: _without_folders(item) for key, item in value.items()})
     return Path(value).name if isinstance(value, str) and "://" not in value else public(str(value))
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     cells = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(part.replace('|', '/').replace(chr(10), ' ') for part in row)} |" for row in cells)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in row)} |" for row in cells)

@@ -112,11 +112,6 @@ def _broadcast_start(module: nn.Module, device: str) -> None:
         tensor.data.copy_(start)
 
 
-def unsharded_class(module: Any) -> Any:
-    """Return the class of a module; FSDP2 replaces that of a sharded module by a subclass of its own."""
-    return next(cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
-
-
 def full_state(network: nn.Module) -> dict[str, Tensor]:
     """Return the state dict of a network on rank 0, on the CPU, where a strategy may have sharded it.
 

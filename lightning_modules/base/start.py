@@ -56,8 +56,8 @@ def check_precision(module: LightningModule, stage: str) -> None:
     """Refuse a precision of the Trainer in which a method would not learn, before data or weights are loaded.
 
     `16-true` has no loss scale. `bf16-true` rounds a moving average to 8 bits, so that its updates, which are smaller
-    by the factor 1 - momentum, change nothing. TransformerEngine replaces layers, and with them the names of weights in
-    checkpoints and exports. Evaluation needs none of the first two.
+    by the factor 1 - momentum, change nothing. Both are allowed in evaluation. TransformerEngine replaces layers, and
+    with them the names of weights in checkpoints and exports.
 
     Args:
         module: The method.

@@ -22,9 +22,9 @@ from .method import Method
 
 
 class TwoTowers(Method):
-    """A method with an image and a text tower, `student`, of which features are compared by their cosine.
+    """A method whose `student` has an image and a text tower, whose features are compared by their cosine.
 
-    A constructor sets the attributes below.
+    The constructor of a subclass sets the attributes below.
     """
 
     model: Model
@@ -51,7 +51,7 @@ class TwoTowers(Method):
         return unit(self.evaluated.encode_text(input_ids))
 
     def expected_image_size(self) -> int:
-        """Return the argument, else the model's own size."""
+        """Return the argument `vision.image_size`, else the size in the model's configuration, in pixels."""
         return self.vision.image_size or int(model_config(self.model)["vision_cfg"]["image_size"])
 
     def data_sizes(self) -> DataSizes:
@@ -84,5 +84,5 @@ class TwoTowers(Method):
 
     @classmethod
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
-        """Write the model of a checkpoint in a layout of the method's own."""
+        """Write the model of a checkpoint in a layout other than `FOLDER`."""
         return export_network(content, source, target, layout)

@@ -22,7 +22,7 @@ class TextTower(Protocol):
         """Keep the embeddings of the first `entries` words."""
 
 
-def restored_vocabulary(module: LightningModule, checkpoint: Mapping[str, Any], most: int) -> int | None:
+def restored_vocabulary(module: LightningModule, checkpoint: Mapping[str, Any], built: int) -> int | None:
     """Return the vocabulary size of a restored checkpoint; None to keep the module's.
 
     A trained tokenizer may have fewer entries than the setting `text.vocab_size`.
@@ -30,17 +30,17 @@ def restored_vocabulary(module: LightningModule, checkpoint: Mapping[str, Any], 
     Args:
         module: module that is restored.
         checkpoint: checkpoint of a training.
-        most: vocabulary size that the module was built for.
+        built: vocabulary size that the module was built for.
     """
     entries = ((checkpoint.get(module.CHECKPOINT_HYPER_PARAMS_KEY) or {}).get("text") or {}).get("vocab_size")
     # Sharded towers keep their size; weights that do not fit are reported when they are loaded.
     if not isinstance(entries, int) or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
-    return entries if entries == most or (entries < most and _trained(checkpoint)) else None
+    return entries if entries == built or (entries < built and _trained(checkpoint)) else None
 
 
 def vocabulary_of(source: str) -> int | None:
-    """Return the vocabulary size of trained weights; None if it cannot be read, which loading them reports.
+    """Return the vocabulary size of trained weights; None if it cannot be read: an error is reported on load.
 
     Args:
         source: checkpoint, a file or folder, of this package or of ALBEF's authors, or the folder of an export.

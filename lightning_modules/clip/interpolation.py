@@ -10,13 +10,13 @@ from ...common.errors import UserError
 from ..core.checkpoints import class_of, saved_settings
 from ..networks.clip.lora import LoRASettings, merged_state
 from ..networks.clip.weights import STUDENT, below
-from .module import CLIPModule
 
 
-def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
+def interpolated(cls: type[Any], content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
     """Return the checkpoint of a model between the published weights and a training that started with them.
 
     Args:
+        cls: class of the method, with a network `student`.
         content: the checkpoint of the training.
         source: where the checkpoint is from, for messages.
         ratio: share of the training's weights: 0 is the published model, 1 the fine-tuned one with merged adapters.
@@ -27,16 +27,16 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
     Raises:
         UserError: If the checkpoint is of another class, has no `weights` that it started with, or they cannot be read.
     """
-    if class_of(saved_settings(content)) != CLIPModule.__name__ or not content["hyper_parameters"].get("weights"):
+    if class_of(saved_settings(content)) != cls.__name__ or not content["hyper_parameters"].get("weights"):
         raise UserError(
-            f"Expected a training of CLIPModule with model.weights to interpolate with, got another in {source}: give "
-            "the checkpoint of a fine-tuning."
+            f"Expected a training of {cls.__name__} with model.weights to interpolate with, got another in {source}: "
+            "give the checkpoint of a fine-tuning."
         )
     # The command line adds the name of the class.
     arguments = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
     lora = arguments["tuning"].get("lora")
     arguments["tuning"] = dict(arguments["tuning"]) | {"lora": None}
-    start = CLIPModule(**arguments)
+    start = cls(**arguments)
     start.load_initial_weights()
     after = below(STUDENT, content["state_dict"])
     if lora:

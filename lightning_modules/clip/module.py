@@ -39,6 +39,7 @@ from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .export import LAYOUTS as EXPORT_LAYOUTS
 from .export import export
+from .interpolation import interpolated
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer
 from .tuning import fix_batch_norm, parameter_groups, prepare
@@ -237,3 +238,8 @@ class CLIPModule(TwoTowers):
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
         return export(content, source, target, layout)
+
+    @classmethod
+    def interpolated(cls, content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
+        """Return the checkpoint of a model between the published weights and a fine-tuning (WiSE-FT)."""
+        return interpolated(cls, content, source, ratio)

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ..core.frozen import Frozen, reads_weights
+from ..core.settings import class_path
 from ..networks.cifar import Classifier
 from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import build_classifier
-from ..networks.own_teacher import (
+from ..networks.user_teacher import (
     TeacherImages,
     checked_output,
-    class_path,
-    given,
+    network_of_setting,
     record,
     stated_normalization,
     stated_size,
@@ -151,7 +151,7 @@ def load_teacher(frozen: Frozen[Classifier], teacher: TeacherSettings, classes: 
     """
     if teacher.name is not None:
         load_frozen(frozen, teacher.name, teacher.weights, classes)
-    elif (network := given(teacher.network, OPTION)) is not None:
+    elif (network := network_of_setting(teacher.network, OPTION)) is not None:
         if isinstance(frozen.network, OwnClassifier):
             frozen.network.images = teacher_images(network, data)
         if not frozen.loaded:

@@ -23,19 +23,24 @@ CONFIG_FILE = "config.json"
 CLASS_KEY = "module_class"
 """Entry of a checkpoint with the name of the module's class."""
 RESULTS_KEY = "validation_results"
-"""Entry of a checkpoint with the results of the last validation before it: metrics and known chance levels."""
+"""Entry of a checkpoint with the results of the last validation before it: metrics and chance levels."""
 ORDERS_KEY = "retrieval_orders"
 """Entry of a checkpoint and of an export with the mean recall of both orders of retrieval; see `Orders`."""
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 
+def unsharded_class(module: LightningModule) -> Any:
+    """Return the class of a module, which FSDP2 replaces by a subclass when it shards the module."""
+    return next(cls for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
+
+
 def class_name(module: LightningModule) -> str:
-    """Return the name of a module's class, which FSDP2 replaces by a subclass of its own."""
-    return next(cls.__name__ for cls in type(module).__mro__ if not issubclass(cls, FSDPModule))
+    """Return the name of a module's class, without sharding."""
+    return str(unsharded_class(module).__name__)
 
 
 def saved_settings(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyper-parameters of a checkpoint with the class: the command line saves it there, Python does not."""
+    """Return the hyper-parameters of a checkpoint, with the class that only runs of the command line save there."""
     saved = dict(checkpoint.get(LightningModule.CHECKPOINT_HYPER_PARAMS_KEY) or {})
     return {"_class_path": checkpoint[CLASS_KEY], **saved} if CLASS_KEY in checkpoint else saved
 
@@ -105,17 +110,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def explain_misfit(cls: type, given: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
+def explain_misfit(cls: type, built: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:
     """Explain why weights do not fit by comparing settings; None if the settings do not explain it.
 
     Args:
         cls: class of the module.
-        given: hyper-parameters of the module.
+        built: hyper-parameters of the module.
         saved: hyper-parameters of the checkpoint.
     """
     if (other := explain_other_class(cls, saved)) is not None:
         return other
-    settings_here = flat({name: value for name, value in given.items() if name not in _NO_SIZES})
+    settings_here = flat({name: value for name, value in built.items() if name not in _NO_SIZES})
     differing = [
         f"{argument} is {settings_here[argument]!r}, in the checkpoint {value!r}"
         for argument, value in flat(saved).items()

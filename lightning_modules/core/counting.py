@@ -1,10 +1,10 @@
 """Switches for a step that is counted on fake tensors, which have shapes but no values, on a CPU for a GPU.
 
-A step chooses some shapes and kernels by its device or by values. These functions say what it chooses by.
+A step chooses some shapes and kernels by its device or by values.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import torch
@@ -14,23 +14,23 @@ _AS_ON_GPU = ContextVar("as_on_gpu", default=False)
 
 
 @contextmanager
-def without_values() -> Iterator[None]:
+def switched(switch: ContextVar[bool], value: bool) -> Iterator[None]:
+    """Set a switch inside the context."""
+    token = switch.set(value)
+    try:
+        yield
+    finally:
+        switch.reset(token)
+
+
+def without_values() -> AbstractContextManager[None]:
     """Let a step on a CPU choose the sizes of its tensors by bounds instead of values, as on a GPU."""
-    token = _HAVE_VALUES.set(False)
-    try:
-        yield
-    finally:
-        _HAVE_VALUES.reset(token)
+    return switched(_HAVE_VALUES, False)
 
 
-@contextmanager
-def gpu_attention() -> Iterator[None]:
+def gpu_attention() -> AbstractContextManager[None]:
     """Let a step on a CPU choose the attention kernels of a GPU."""
-    token = _AS_ON_GPU.set(True)
-    try:
-        yield
-    finally:
-        _AS_ON_GPU.reset(token)
+    return switched(_AS_ON_GPU, True)
 
 
 def may_read_values(device: torch.device) -> bool:

@@ -2,8 +2,8 @@
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -11,23 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from .counting import switched
 
 Network = TypeVar("Network", bound=nn.Module)
 _READS_WEIGHTS = ContextVar("reads_weights", default=True)
 
 
-@contextmanager
-def without_weights() -> Iterator[None]:
+def without_weights() -> AbstractContextManager[None]:
     """Let the functions that load frozen networks build them without weights, for their shapes."""
-    token = _READS_WEIGHTS.set(False)
-    try:
-        yield
-    finally:
-        _READS_WEIGHTS.reset(token)
+    return switched(_READS_WEIGHTS, False)
 
 
 def reads_weights() -> bool:
-    """Return whether frozen networks are loaded with their weights, which is so outside of `without_weights`."""
+    """Return whether frozen networks are loaded with their weights: always, except in `without_weights`."""
     return _READS_WEIGHTS.get()
 
 
@@ -35,8 +31,7 @@ class Frozen(nn.Module, Generic[Network]):
     """A network without gradients, always in eval mode, and not in the checkpoint.
 
     A checkpoint contains the name of the network and a fingerprint of its weights instead of the weights. The method
-    loads the weights in `setup`, into `network`, and calls `record`; `Method` saves and compares the records of its
-    frozen parts.
+    loads the weights in `setup`, into `network`, and calls `record`; `Method` saves and compares the records.
 
     Args:
         network: the trained network; None until it is loaded.
@@ -98,8 +93,8 @@ class Frozen(nn.Module, Generic[Network]):
 
     def save_record(self, checkpoint: dict[str, Any]) -> None:
         """Write the record into a checkpoint: of the loaded weights, else of the expected ones."""
-        if kept := self.origin or self._expected:
-            checkpoint[self.role] = dict(kept)
+        if origin := self.origin or self._expected:
+            checkpoint[self.role] = dict(origin)
 
     def compare(self, checkpoint: Mapping[str, Any]) -> None:
         """Compare with a checkpoint's record, now or when the weights are loaded.

@@ -51,12 +51,9 @@ def groups_of(cls: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """
     groups: dict[str, Any] = {}
     for name, hint in _types(cls).items():
-        group = settings_group(hint)
-        if group is None:
-            continue
-        value = arguments[name]
-        absent = value is None and type(None) in get_args(hint)
-        groups[name] = None if absent else settings(group, value)
+        if (group := settings_group(hint)) is not None:
+            absent = arguments[name] is None and type(None) in get_args(hint)
+            groups[name] = None if absent else settings(group, arguments[name])
     return groups
 
 
@@ -92,6 +89,11 @@ def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in arguments.items()}
 
 
+def class_path(network: nn.Module) -> str:
+    """Return the name of a network's class with its module."""
+    return f"{type(network).__module__}.{type(network).__qualname__}"
+
+
 def flat(arguments: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of nested dictionaries by dotted names, such as `vision.width`."""
     values: dict[str, Any] = {}
@@ -111,5 +113,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, AbsentNetwork):
         return {"class_path": value.name}
     if isinstance(value, nn.Module):
-        return {"class_path": f"{type(value).__module__}.{type(value).__qualname__}"}
+        return {"class_path": class_path(value)}
     return None if callable(value) else value

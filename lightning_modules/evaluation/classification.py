@@ -164,8 +164,8 @@ class ClassificationEvaluation(nn.Module):
         if stage != "predict":
             split = PREFIXES[stage]
             log_global(module, {f"{split}/loss": self._loss(split).compute()})
-            what = "images" if self.inputs == ("image",) else "samples"
-            self.summary = Summary({what: self.accuracy.log(module, split)}, self.accuracy.chance())
+            unit = "images" if self.inputs == ("image",) else "samples"
+            self.summary = Summary({unit: self.accuracy.log(module, split)}, self.accuracy.chance())
         if self._classified:  # in all processes or in none: each has a batch in each step
             columns = zip(*self._classified, strict=True)
             self.result = Classified._make(gather_uneven(torch.cat(column).cpu()) for column in columns)

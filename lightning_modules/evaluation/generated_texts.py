@@ -51,13 +51,13 @@ class AnswerEvaluation:
         """Answer a batch, and compare with the given answers."""
         answers = module.answer_questions(batch)
         rows = torch.full((len(batch["answers"]), 3), -1.0, dtype=torch.float64)
-        for row, (index, top, given) in enumerate(
+        for row, (index, top, references) in enumerate(
             zip(batch["sample_index"].tolist(), answers["top_answers"], batch["answers"], strict=True)
         ):
             rows[row, 0] = index
-            if given:
-                rows[row, 1] = answer_accuracy(top[0], given)
-                rows[row, 2] = ANSWER_TYPES.index(answer_type(given))
+            if references:
+                rows[row, 1] = answer_accuracy(top[0], references)
+                rows[row, 2] = ANSWER_TYPES.index(answer_type(references))
         self._rows.append(rows)
         self._probabilities.append(answers["top_probabilities"].float().cpu())
         self._answers += answers["top_answers"]

@@ -12,10 +12,10 @@ PREFIXES: dict[str, str] = {"validate": "val", "test": "test"}
 
 @dataclass(frozen=True)
 class Summary:
-    """What the results of an evaluation are read with.
+    """Counts and chance levels that are shown beside the results of an evaluation.
 
     Attributes:
-        counts: numbers of what was evaluated in all processes: images, texts, questions or samples.
+        counts: numbers of images, texts, questions or samples of all processes.
         chance: results of random guesses, by the name of the result without the prefix of the stage.
     """
 

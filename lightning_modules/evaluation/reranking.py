@@ -57,7 +57,7 @@ NO_RERANKING = RerankSettings(k=0)
 
 @dataclass(frozen=True)
 class Orders:
-    """What an evaluation found that ranked the same candidates in two orders.
+    """Mean recall of the same candidates in two orders, in an evaluation that re-ranked.
 
     Args:
         contrast: mean recall in the order by contrast, in percent.
@@ -96,7 +96,7 @@ class TokenStore:
     """
 
     def __init__(self, limit: float) -> None:
-        self._left = limit
+        self._free_bytes = limit
         self._rows: list[Tensor] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -109,17 +109,17 @@ class TokenStore:
     def append(self, rows: Tensor) -> None:
         """Add tokens [B, N, V] from any device."""
         size = rows.numel() * rows.element_size()
-        if size <= self._left:
-            self._left -= size
-            kept = rows.detach().to("cpu", copy=True)
+        if size <= self._free_bytes:
+            self._free_bytes -= size
+            stored = rows.detach().to("cpu", copy=True)
         elif size:
             self._folder = self._folder or tempfile.TemporaryDirectory(prefix="vlightning-tokens-")
             file = Path(self._folder.name) / str(len(self._rows))
-            kept = torch.from_file(str(file), shared=True, size=rows.numel(), dtype=rows.dtype).view(rows.shape)
-            kept.copy_(rows)
+            stored = torch.from_file(str(file), shared=True, size=rows.numel(), dtype=rows.dtype).view(rows.shape)
+            stored.copy_(rows)
         else:
             return
-        self._rows.extend(kept.unbind())
+        self._rows.extend(stored.unbind())
 
     @property
     def on_disk(self) -> bool:
@@ -131,7 +131,7 @@ def match_candidates(
     scorer: PairScorer,
     near_texts: Candidates,
     near_images: Candidates,
-    own_tokens: TokenStore,
+    stored_tokens: TokenStore,
     input_ids: Tensor,
     attention_mask: Tensor,
     rows: int,
@@ -147,7 +147,7 @@ def match_candidates(
         scorer: the model; every process calls it equally often, because a sharded model communicates.
         near_texts: candidates of every image of all processes, rank 0's images first.
         near_images: candidates of every text of all processes.
-        own_tokens: tokens of this process's images, in their order.
+        stored_tokens: tokens of this process's images, in their order.
         input_ids: token ids of all texts, long [T, L].
         attention_mask: long [T, L].
         rows: maximum number of texts of a pass.
@@ -156,22 +156,22 @@ def match_candidates(
     Returns:
         The scores of `near_texts` [I, k] and of `near_images` [T, k], the same in every process.
     """
-    counts = gather_uneven(torch.tensor([len(own_tokens)]))
+    counts = gather_uneven(torch.tensor([len(stored_tokens)]))
     first = int(counts[: rank()].sum())
     states = _encode_texts(scorer, input_ids, attention_mask, rows, limit)
 
-    # For each own image the texts to score: its candidates, and the texts that it is a candidate of.
+    # Texts to score for each image of this process: its candidates, and the texts that it is a candidate of.
     asking, column_of = _inverse(near_images.index, len(near_texts.index))
     # Not the default type, which is that of the weights in some precisions.
     text_scores = torch.zeros(near_images.index.shape, dtype=torch.float32)
-    image_scores = torch.zeros(len(own_tokens), near_texts.index.shape[1], dtype=torch.float32)
-    passes = list(_passes(near_texts.index, asking, first, len(own_tokens), rows))
-    scored: list[list[Tensor]] = [[] for _ in range(len(own_tokens))]
-    shape = _shape_everywhere(own_tokens)
+    image_scores = torch.zeros(len(stored_tokens), near_texts.index.shape[1], dtype=torch.float32)
+    passes = list(_passes(near_texts.index, asking, first, len(stored_tokens), rows))
+    scored: list[list[Tensor]] = [[] for _ in range(len(stored_tokens))]
+    shape = _shape_everywhere(stored_tokens)
     for number in range(int(gather_uneven(torch.tensor([len(passes)])).max())):
         idle = number >= len(passes)
         image, texts = (0, torch.zeros(1, dtype=torch.long)) if idle else passes[number]
-        tokens = torch.zeros(shape, dtype=states[0].dtype) if idle else own_tokens[image]
+        tokens = torch.zeros(shape, dtype=states[0].dtype) if idle else stored_tokens[image]
         length = int(attention_mask[texts].sum(1).max())
         scores = scorer.match_scores(
             torch.stack([states[int(text)][:length] for text in texts]).to(scorer.device),
@@ -182,14 +182,13 @@ def match_candidates(
             scored[image].append(scores.float())
     # Copied at once: with a copy in every pass, the device would wait for the host to prepare the next one.
     all_scores = (
-        torch.cat([scores for parts in scored for scores in parts]).cpu() if passes else text_scores.new_zeros(0)
+        torch.cat([scores for of_image in scored for scores in of_image]).cpu() if passes else text_scores.new_zeros(0)
     )
-    for image, scores in enumerate(all_scores.split([sum(map(len, parts)) for parts in scored])):
+    for image, scores in enumerate(all_scores.split([sum(map(len, of_image)) for of_image in scored])):
         texts = _texts_of(near_texts.index[first + image], asking[first + image])
         image_scores[image] = scores[torch.searchsorted(texts, near_texts.index[first + image])]
-        rows_ = asking[first + image]
-        columns = column_of[first + image]
-        text_scores[rows_, columns] = scores[torch.searchsorted(texts, rows_)]
+        asking_texts = asking[first + image]
+        text_scores[asking_texts, column_of[first + image]] = scores[torch.searchsorted(texts, asking_texts)]
     return gather_uneven(image_scores), all_reduce_sum(text_scores)
 
 
@@ -223,8 +222,8 @@ def _passes(
             yield image, texts
 
 
-def _shape_everywhere(own_tokens: TokenStore) -> list[int]:
+def _shape_everywhere(stored_tokens: TokenStore) -> list[int]:
     """Return the shape [N, V] of an image's tokens, also in a process without images."""
-    shape = list(own_tokens[0].shape) if len(own_tokens) else [0, 0]
+    shape = list(stored_tokens[0].shape) if len(stored_tokens) else [0, 0]
     everywhere: list[int] = gather_uneven(torch.tensor([shape])).amax(0).tolist()
     return everywhere

@@ -42,8 +42,8 @@ class RetrievalEvaluation:
 
     Recall is computed at 1, 5 and 10 in both directions, in percent, with the mean of the six; re-ranking adds the same
     with the prefix `rerank_`. Validation and test process images with their captions; prediction processes images,
-    texts, or both, from any number of loaders. The result is in `result`; what the last evaluation found that re-ranked
-    is in `orders`, which a checkpoint keeps, and prediction uses the better order.
+    texts, or both, from any number of loaders. The result is in `result`. `orders` has the mean recalls of the last
+    evaluation that re-ranked, which a checkpoint keeps; prediction uses the better order.
 
     A module supplies `encode_images`, from images [B, 3, H, W] to unit-length features [B, E] and their tokens
     [B, N, V] (None without re-ranking), and `encode_texts`, from ids and mask [B, L] to such features [B, E]. A
@@ -139,7 +139,7 @@ class RetrievalEvaluation:
         _log_recalls(module, result, PREFIXES[stage])
         self.summary = self._summary(result)
         if "rerank_recall_mean" in result.recalls and not module.trainer.sanity_checking:
-            self.orders = Orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"])
+            self.orders = _orders(result)
 
     def order(self) -> str:
         """Return a sentence about the order in which prediction ranks, for a module with a matching head."""
@@ -307,7 +307,17 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
     if not result.recalls:
         raise UserError("Expected an image with a caption to evaluate, got none: check the evaluation data.")
     if "rerank_recall_mean" in result.recalls and module.trainer.state.fn != "fit":
-        _compare_orders(Orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"]))
+        orders = _orders(result)
+        advice = (
+            "re-ranking improves it"
+            if orders.reranks
+            else "re-ranking does not improve it, because the matching head is not trained well enough; set "
+            "model.rerank.k 0 to disable it"
+        )
+        rank_zero_info(
+            f"Mean recall is {orders.contrast:.1f} by contrast alone and {orders.reranked:.1f} after re-ranking: "
+            f"{advice}."
+        )
     if result.equal_matches is not None and module.trainer.state.fn != "fit":
         rank_zero_info(
             f"{result.equal_matches.repeated_texts} of {len(result.text_features)} texts equal a text of another "
@@ -318,17 +328,8 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
         log_global(module, {shown: value}, shown if name.endswith("recall_mean") and EQUAL not in name else None)
 
 
-def _compare_orders(orders: Orders) -> None:
-    """Log which order of the candidates has the higher mean recall."""
-    advice = (
-        "re-ranking improves it"
-        if orders.reranks
-        else "re-ranking does not improve it, because the matching head is not trained well enough; set "
-        "model.rerank.k 0 to disable it"
-    )
-    rank_zero_info(
-        f"Mean recall is {orders.contrast:.1f} by contrast alone and {orders.reranked:.1f} after re-ranking: {advice}."
-    )
+def _orders(result: RetrievalResult) -> Orders:
+    return Orders(result.recalls["recall_mean"], result.recalls["rerank_recall_mean"])
 
 
 def _as_computed(tokens: Tensor) -> Tensor:

@@ -19,8 +19,9 @@ from ...common.preprocessing import Preprocessing
 from ...common.ranges import POSITIVE, SettingsGroup
 from ..core.frozen import Frozen
 from ..core.precision import unit
-from ..networks.own_teacher import checked_output, class_path, given, stated_normalization, stated_size
+from ..core.settings import class_path
 from ..networks.published_clip import PublishedCLIP, Tokenizer, load_published
+from ..networks.user_teacher import checked_output, network_of_setting, stated_normalization, stated_size
 
 View = tuple[int, str]
 """Image size and interpolation of augmented images."""
@@ -58,7 +59,7 @@ def published(teacher: Teacher, option: str = "model.teachers") -> PublishedCLIP
     Raises:
         UserError: If it names no network or two, or the network cannot be loaded or does not fit.
     """
-    network = given(teacher.network, f"{option}.network")
+    network = network_of_setting(teacher.network, f"{option}.network")
     if (network is None) == (teacher.weights is None):
         got = "neither" if network is None else f"both ({teacher.weights!r} and {class_path(network)})"
         raise UserError(f"Expected weights or a network of each teacher in {option}, got {got}: give one.")

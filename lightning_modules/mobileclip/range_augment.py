@@ -20,7 +20,7 @@ from ...callbacks.draws import chosen_half, draw_normal, draw_number, draw_unifo
 from ...common.preprocessing import Normalization
 from ..core.precision import at_least_float32
 from ..core.trainers import trainer_of
-from ..networks.own_teacher import TeacherImages
+from ..networks.user_teacher import TeacherImages
 from ..optim.schedules import steps_of_run
 
 _PIXELS = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

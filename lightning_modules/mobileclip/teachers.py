@@ -20,8 +20,8 @@ from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import unit
 from ..losses.contrast import PairFeatures
-from ..networks.own_teacher import TeacherImages
 from ..networks.published_clip import PublishedCLIP
+from ..networks.user_teacher import TeacherImages
 from .ensemble import Teacher, published, width_of
 from .settings import TeacherSettings
 

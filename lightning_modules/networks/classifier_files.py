@@ -7,7 +7,7 @@ import functools
 import pickle
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,17 +147,16 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
         return
 
     head = _head(expected_state)
-    head_of_state = _head(state)
-    same_names = not (missing or unexpected) and head == head_of_state
-    if same_names and head and set(misshapen) == _of_layer(head, expected_state):
+    same_names = not (missing or unexpected) and head == _head(state)
+    if same_names and head and set(misshapen) == {head, f"{head.removesuffix('weight')}bias"} & expected_state.keys():
         classes = len(expected_state[head])
         raise UserError(
             f"Expected weights for {classes} classes in {source}, got weights for {len(state[head])}: use "
             "weights trained on this dataset, or set the number of classes to that of the weights."
         )
     differences = "; ".join(
-        f"{len(names)} {what} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"
-        for what, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+        f"{len(names)} {problem} {'key' if len(names) == 1 else 'keys'}: {_first(names)}"
+        for problem, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
         if names
     )
     expected = _cifar_name(expected_state) or type(network).__name__
@@ -168,19 +167,19 @@ def load_classifier(network: nn.Module, state: Mapping[str, Tensor], source: str
     )
 
 
-def load_classifier_file(classifier: Classifier, path: str | Path, what: str) -> None:
+def load_classifier_file(classifier: Classifier, path: str | Path, description: str) -> None:
     """Load a classifier from a file that `read_classifier` reads.
 
     Args:
         classifier: classifier to fill.
         path: the file.
-        what: description of the file for messages, for example "the teacher's weights".
+        description: description of the file for messages, for example "the teacher's weights".
 
     Raises:
         UserError: If the file cannot be read, or does not fit. Nothing is loaded then.
     """
     state = public_state(classifier, read_classifier(path))
-    load_classifier(public_network(classifier), state, f"{what} {str(path)!r}")
+    load_classifier(public_network(classifier), state, f"{description} {str(path)!r}")
 
 
 def _is_file_name(source: str) -> bool:
@@ -240,10 +239,6 @@ def _head(state: Mapping[str, Tensor]) -> str | None:
     return matrices[0] if len(matrices) == 1 else None
 
 
-def _of_layer(weight: str, state: Mapping[str, Tensor]) -> set[str]:
-    return {weight, f"{weight.removesuffix('weight')}bias"} & state.keys()
-
-
 def _cifar_name(state: Mapping[str, Tensor]) -> str | None:
     """Return the CIFAR network that a state dict belongs to, for any number of classes; None if there is none."""
     head = _head(state)
@@ -263,6 +258,5 @@ def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in state.items() if not name.endswith(_COUNTER)}
 
 
-def _first(names: Iterable[str]) -> str:
-    names = list(names)
+def _first(names: list[str]) -> str:
     return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -106,15 +106,14 @@ def _untrained(model: str) -> Loaded:
         warnings.simplefilter("ignore")  # that no weights are loaded
         torch.manual_seed(0)
         network = open_clip.create_model(model)
-    return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
+    return _loaded(network, model)
 
 
 def _without_weights(model: str) -> Loaded:
     if not _is_captioner(model):
         pair = build_model(model, context_length=None)
         return Loaded(pair, preprocessing_of(model), _tokenizer(model, pair))
-    network = open_clip.create_model(model, device=torch.get_default_device())
-    return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
+    return _loaded(open_clip.create_model(model, device=torch.get_default_device()), model)
 
 
 def _from_folder(path: Path) -> Loaded:
@@ -126,8 +125,7 @@ def _from_folder(path: Path) -> Loaded:
     source = f"local-dir:{path}"
     _refuse_remote_code(path)
     try:
-        network = open_clip.create_model(source, require_pretrained=True)
-        return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(source))
+        return _loaded(open_clip.create_model(source, require_pretrained=True), source)
     except Exception as error:  # open_clip passes on any error of its parts
         raise UserError(
             f"Expected a model that open_clip can load in the folder {str(path)!r}, got an error "
@@ -138,9 +136,8 @@ def _from_folder(path: Path) -> Loaded:
 def _refuse_remote_code(path: Path) -> None:
     """Refuse a tokenizer with trust_remote_code, for which transformers would run Python files of the folder."""
     try:
-        options = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"][
-            "tokenizer_kwargs"
-        ]
+        config = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))
+        options = config["model_cfg"]["text_cfg"]["tokenizer_kwargs"]
     except (ValueError, LookupError, TypeError):  # open_clip reports a malformed configuration
         return
     if options.get("trust_remote_code"):
@@ -162,7 +159,7 @@ def _from_file(model: str, path: Path) -> Loaded:
             f"Expected weights of {model} in {str(path)!r}, got an error ({_shortened(error)}): give a file of that "
             "model."
         ) from error
-    return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(model))
+    return _loaded(network, model)
 
 
 def _pair_from_file(name: str, path: Path) -> Loaded:
@@ -187,8 +184,8 @@ def _is_captioner(name: str) -> bool:
 
 def _tokenizer(name: str, network: CustomTextCLIP) -> Tokenizer:
     # MobileCLIP's models have open_clip's default tokenizer; open_clip does not know all of their names.
-    known_name = "" if preset_of(name) is not None else name
-    tokenizer: Tokenizer = open_clip.get_tokenizer(known_name, network.context_length)
+    open_clip_name = "" if preset_of(name) is not None else name
+    tokenizer: Tokenizer = open_clip.get_tokenizer(open_clip_name, network.context_length)
     return tokenizer
 
 
@@ -200,15 +197,15 @@ def _from_tag(model: str, tag: str) -> Loaded:
             f"Expected a model with weights of open_clip, got {model!r}: give a file or a folder, or a name that "
             "`open_clip.list_pretrained()` lists."
         )
-    listed: dict[str, Any] = get_pretrained_cfg(name, tag)
-    if not listed:
+    pretrained: dict[str, Any] = get_pretrained_cfg(name, tag)
+    if not pretrained:
         raise UserError(f"Expected one of open_clip's tags of {model}, got {tag!r}: choose one of {', '.join(tags)}.")
-    quick = bool(listed.get("quick_gelu", False))
+    quick = bool(pretrained.get("quick_gelu", False))
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message="QuickGELU mismatch")  # a different function
             network = open_clip.create_model(name, pretrained=tag, force_quick_gelu=quick, require_pretrained=True)
-        return Loaded(network, _preprocessing(network), open_clip.get_tokenizer(name))
+        return _loaded(network, name)
     except Exception as error:
         raise UserError(
             f"Expected the weights {tag!r} of {model}, got an error ({_shortened(error)}): download them on a machine "
@@ -216,9 +213,10 @@ def _from_tag(model: str, tag: str) -> Loaded:
         ) from error
 
 
-def _preprocessing(network: nn.Module) -> Preprocessing:
-    """Return the preprocessing that open_clip has stored on a model it made."""
-    return Preprocessing.of_open_clip(open_clip.get_model_preprocess_cfg(network))
+def _loaded(network: nn.Module, name: str) -> Loaded:
+    """Return a network that open_clip built under a name, with its preprocessing and its tokenizer."""
+    preprocessing = Preprocessing.of_open_clip(open_clip.get_model_preprocess_cfg(network))
+    return Loaded(network, preprocessing, open_clip.get_tokenizer(name))
 
 
 def _shortened(error: Exception) -> str:

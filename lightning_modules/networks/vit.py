@@ -37,7 +37,7 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
         encoder: the ViT to fill.
         source: for example "deit_base_patch16_224.fb_in1k", or a path to a `.pth` or `.safetensors` file, which may be
             Data2Vec 2.0's of fairseq too.
-        first_blocks: whether the first blocks of a deeper source are taken.
+        first_blocks: whether the first blocks of a deeper source are loaded.
 
     Returns:
         Description of the source, for a log line.
@@ -47,19 +47,19 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
     """
     heads = ("head.", "head_dist.", "fc_norm.")  # the encoder has no classifier
     state = {key: value for key, value in read_vision_weights(source).items() if not key.startswith(heads)}
-    done = f"image encoder from {source!r}"
+    description = f"image encoder from {source!r}"
     surplus = {key for key in state if _block_of(key) >= len(encoder.blocks)} if first_blocks else set()
     if surplus:
         state = {key: value for key, value in state.items() if key not in surplus}
-        done += f", its first {len(encoder.blocks)} blocks"
+        description += f", its first {len(encoder.blocks)} blocks"
     grid = encoder.patch_embed.grid_size
     prefix = 0 if encoder.no_embed_class else 1
     table = state.get("pos_embed")
     if table is not None and table.shape[1] != encoder.pos_embed.shape[1]:
-        done += f", positions resized from {table.shape[1] - prefix} to {grid[0] * grid[1]} patches"
+        description += f", positions resized from {table.shape[1] - prefix} to {grid[0] * grid[1]} patches"
         state["pos_embed"] = resize_positions(table, grid, prefix)
     load_fitting(encoder, state, f"the image encoder from {source!r}")
-    return done
+    return description
 
 
 def read_vision_weights(source: str) -> Mapping[str, Tensor]:

@@ -43,14 +43,7 @@ def adamw(
 
 
 def sgd(module: nn.Module, learning_rate: float, momentum: float, weight_decay: float) -> SGD:
-    """Return SGD on all trainable parameters of a module, with weight decay for vectors too, as in the CRD benchmark.
-
-    Args:
-        module: module to train.
-        learning_rate: initial learning rate.
-        momentum: momentum.
-        weight_decay: weight decay of all parameters.
-    """
+    """Return SGD on all trainable parameters, with weight decay for vectors too, as in the CRD benchmark."""
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     return SGD(parameters, learning_rate, momentum=momentum, weight_decay=weight_decay, foreach=True)
 

@@ -38,7 +38,7 @@ from ..core.programs import LAYOUTS as PROGRAMS
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
-from ..networks.own_teacher import TeacherImages
+from ..networks.user_teacher import TeacherImages
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw, channels_last
 from ..optim.schedules import WarmupCosine

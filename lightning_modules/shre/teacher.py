@@ -18,10 +18,10 @@ from ..core.fitting import load_fitting
 from ..core.frozen import Frozen, reads_weights
 from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
-from ..networks.own_teacher import (
+from ..networks.user_teacher import (
     TeacherImages,
     checked_output,
-    given,
+    network_of_setting,
     record,
     stated_normalization,
     stated_size,
@@ -48,7 +48,7 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     """
     if frozen.loaded:
         return
-    if (network := given(settings.network, OPTION, outputs)) is not None:
+    if (network := network_of_setting(settings.network, OPTION, outputs)) is not None:
         side = stated_size(network) or image_size
         remedy = "correct the class, set its attribute image_size, or set model.num_classes."
         checked_output(network.eval(), network, torch.zeros(1, 3, side, side), outputs, remedy)

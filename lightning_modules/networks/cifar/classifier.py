@@ -22,6 +22,8 @@ class Classifier(nn.Module, ABC):
 
     feature_dim: int
     """Width D of the features."""
+    head: str
+    """Name of the submodule that maps features to logits, for a class that does not override `classify`."""
     image_size: int | None = None
     """Required image size H = W in pixels; None where any size is accepted."""
     stages: Sequence[str] = ()
@@ -31,9 +33,10 @@ class Classifier(nn.Module, ABC):
     def forward_features(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to pooled features [B, D]."""
 
-    @abstractmethod
     def classify(self, features: Tensor) -> Tensor:
         """Map features [B, D] to logits [B, C]."""
+        logits: Tensor = self.get_submodule(self.head)(features)
+        return logits
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to logits [B, C]."""

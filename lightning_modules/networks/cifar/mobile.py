@@ -37,6 +37,7 @@ class MobileNetV2(Classifier):
     """
 
     feature_dim = 1280
+    head = "classifier"
     stages = ("blocks.1", "blocks.2", "blocks.4", "blocks.6")  # the last of each size, as in the benchmark
 
     def __init__(self, num_classes: int) -> None:
@@ -59,10 +60,6 @@ class MobileNetV2(Classifier):
     def forward_features(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] to pooled features [B, D]."""
         return pool(self.conv2(self.blocks(self.conv1(image))))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.classifier(features)
 
 
 class _InvertedResidual(nn.Module):
@@ -106,15 +103,15 @@ class ShuffleNetV1(Classifier):
     """
 
     feature_dim = 960
+    head = "linear"
     stages = ("layer1", "layer2", "layer3")
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
         self.conv1 = _convolution(3, _SHUFFLENET_STEM)
         self.bn1 = nn.BatchNorm2d(_SHUFFLENET_STEM)
-        self.layer1 = _stage_v1(
-            _SHUFFLENET_STEM, 240, 4, first_groups=1
-        )  # no groups for the 24 input channels (the paper)
+        # The paper has no groups for the 24 input channels.
+        self.layer1 = _stage_v1(_SHUFFLENET_STEM, 240, 4, first_groups=1)
         self.layer2 = _stage_v1(240, 480, 8)
         self.layer3 = _stage_v1(480, 960, 4)
         self.linear = nn.Linear(self.feature_dim, num_classes)
@@ -123,10 +120,6 @@ class ShuffleNetV1(Classifier):
         """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = F.relu(self.bn1(self.conv1(image)))
         return pool(self.layer3(self.layer2(self.layer1(maps))))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.linear(features)
 
 
 def _stage_v1(inputs: int, width: int, units: int, first_groups: int = 3) -> nn.Sequential:
@@ -170,6 +163,7 @@ class ShuffleNetV2(Classifier):
     """
 
     feature_dim = 1024
+    head = "linear"
     stages = ("layer1", "layer2", "layer3")
 
     def __init__(self, num_classes: int) -> None:
@@ -188,10 +182,6 @@ class ShuffleNetV2(Classifier):
         maps = F.relu(self.bn1(self.conv1(image)))
         maps = self.layer3(self.layer2(self.layer1(maps)))
         return pool(F.relu(self.bn2(self.conv2(maps))))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.linear(features)
 
 
 def _stage_v2(inputs: int, width: int, units: int) -> nn.Sequential:
@@ -239,9 +229,9 @@ class _DownUnitV2(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """Map features [B, I, H, W] to [B, width, H / 2, W / 2]."""
-        left = self.bn1(self.conv1(maps))
-        left = F.relu(self.bn2(self.conv2(left)))
-        right = F.relu(self.bn3(self.conv3(maps)))
-        right = self.bn4(self.conv4(right))
-        right = F.relu(self.bn5(self.conv5(right)))
-        return _shuffle(torch.cat([left, right], 1), 2)
+        short = self.bn1(self.conv1(maps))
+        short = F.relu(self.bn2(self.conv2(short)))
+        long = F.relu(self.bn3(self.conv3(maps)))
+        long = self.bn4(self.conv4(long))
+        long = F.relu(self.bn5(self.conv5(long)))
+        return _shuffle(torch.cat([short, long], 1), 2)

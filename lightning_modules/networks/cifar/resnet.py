@@ -27,6 +27,7 @@ class BasicResNet(Classifier):
         ValueError: If the depth is not 6n + 2.
     """
 
+    head = "fc"
     stages = ("layer1", "layer2", "layer3")
 
     def __init__(self, depth: int, stem: int, widths: tuple[int, int, int], num_classes: int) -> None:
@@ -49,10 +50,6 @@ class BasicResNet(Classifier):
         maps = self.relu(self.bn1(self.conv1(image)))
         return pool(self.layer3(self.layer2(self.layer1(maps))))
 
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.fc(features)
-
 
 def _stage(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:
     shortcut = None
@@ -69,6 +66,7 @@ class BottleneckResNet(Classifier):
         num_classes: number of classes C.
     """
 
+    head = "linear"
     stages = ("layer1", "layer2", "layer3", "layer4")
 
     def __init__(self, num_classes: int) -> None:
@@ -90,10 +88,6 @@ class BottleneckResNet(Classifier):
         """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = self.relu(self.bn1(self.conv1(image)))
         return pool(self.layer4(self.layer3(self.layer2(self.layer1(maps)))))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.linear(features)
 
 
 class _Bottleneck(Bottleneck):
@@ -126,6 +120,7 @@ class WideResNet(Classifier):
         ValueError: If the depth is not 6n + 4.
     """
 
+    head = "fc"
     stages = ("block1", "block2", "block3")
 
     def __init__(self, depth: int, widen: int, num_classes: int) -> None:
@@ -148,10 +143,6 @@ class WideResNet(Classifier):
         """Map images [B, 3, H, W] to pooled features [B, D]."""
         maps = self.block3(self.block2(self.block1(self.conv1(image))))
         return pool(self.relu(self.bn1(maps)))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.fc(features)
 
 
 def _group(inputs: int, width: int, blocks: int, stride: int) -> nn.Sequential:

@@ -24,6 +24,7 @@ class VGG(Classifier):
     """
 
     feature_dim = _WIDTHS[-1]
+    head = "classifier"
     stages = ("block1", "block2", "block3", "block4")
 
     def __init__(self, convolutions: tuple[int, int, int, int, int], num_classes: int) -> None:
@@ -45,10 +46,6 @@ class VGG(Classifier):
         if image.shape[-2] >= 64:
             maps = F.max_pool2d(maps, 2)
         return pool(self.block4(maps))
-
-    def classify(self, features: Tensor) -> Tensor:
-        """Map features [B, D] to logits [B, C]."""
-        return self.classifier(features)
 
 
 def _stage(inputs: int, width: int, convolutions: int) -> nn.Sequential:

@@ -16,7 +16,7 @@ from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.commands.evaluate.results import read_results
 from vlightning.commands.evaluate.tasks import TASKS
-from vlightning.lightning_modules.clip.interpolation import interpolated
+from vlightning.lightning_modules import CLIPModule
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs/clip/finetune.yaml", ROOT / "configs/clip/lora.yaml"
@@ -86,7 +86,7 @@ def test_one_command_beats_the_starting_point_and_the_result_is_exported_and_eva
     assert shown == ["ratio", "0", "0.5", "1"]
     first, half, last = (read_results(tmp_path / f"line-{ratio}.jsonl")[0].sha256 for ratio in ("0", "0.5", "1"))
     assert len({first, half, last}) == 3
-    half = interpolated(content, "it", 0.5)
+    half = CLIPModule.interpolated(content, "it", 0.5)
     AtomicCheckpointIO().save_checkpoint(half, tmp_path / "half.ckpt")
     again = run("validate", "--ckpt_path=half.ckpt", "--trainer.accelerator=cpu")
     assert again.status == 0, again.err

@@ -26,7 +26,7 @@ from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.settings import TeacherSettings
 from vlightning.lightning_modules.cocord.teacher import OwnClassifier as Wrapped
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
-from vlightning.lightning_modules.networks.own_teacher import teacher_images
+from vlightning.lightning_modules.networks.user_teacher import teacher_images
 from vlightning.lightning_modules.shre.settings import TeacherSettings as SHReTeacher
 from vlightning.lightning_modules.shre.teacher import teacher_conversion as shre_images
 

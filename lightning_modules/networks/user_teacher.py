@@ -1,4 +1,4 @@
-"""Teachers of the user's own: any `nn.Module` that states the normalization of its images.
+"""Teachers that a user defines: any `nn.Module` that states the normalization of its images.
 
 It has the attributes `mean` and `std`, three numbers each on the 0-1 scale, and `image_size` where it takes one size.
 """
@@ -14,6 +14,7 @@ from ...common.absent_network import AbsentNetwork
 from ...common.errors import UserError
 from ...common.preprocessing import Interpolation, Normalization, Three
 from ..core.frozen import Frozen, reads_weights
+from ..core.settings import class_path
 
 
 class TeacherImages:
@@ -54,21 +55,16 @@ class TeacherImages:
         return image
 
 
-def class_path(network: nn.Module) -> str:
-    """Return the name of a network's class with its module."""
-    return f"{type(network).__module__}.{type(network).__qualname__}"
-
-
-def given(network: Any, option: str, width: int = 1) -> nn.Module | None:
-    """Return the network of a setting, if it has one.
+def network_of_setting(network: Any, option: str, width: int = 1) -> nn.Module | None:
+    """Return the network of a setting; None without one.
 
     Args:
-        network: the setting: a network, its class as a checkpoint names it, or None.
+        network: the setting: a network, the name of its class in a checkpoint, or None.
         option: its name, for the message.
         width: width of its output, in `without_weights`, where an absent network returns zeros.
 
     Raises:
-        UserError: If only the name of its class is known, from a checkpoint.
+        UserError: If the setting is the name of a class, from a checkpoint.
     """
     if isinstance(network, AbsentNetwork) and not reads_weights():
         network.width = width
@@ -138,7 +134,7 @@ def checked_output(
         encode: the network, or one of its methods.
         example: an image [1, 3, S, S], or token ids [1, L].
         width: expected width E; None for any.
-        remedy: what to do about another output, for the message.
+        remedy: advice on another output, for the message.
 
     Raises:
         UserError: If the network fails on the example, or its output has another shape.
@@ -160,7 +156,7 @@ def checked_output(
 
 
 def record(frozen: Frozen[Any], network: nn.Module, option: str) -> None:
-    """Record the class of a network, which a frozen part holds, and the fingerprint of its weights."""
+    """Record the class of the network in a `Frozen`, and the fingerprint of its weights."""
     frozen.requires_grad_(False)
     frozen.argument = option
     frozen.record(class_path(network), option)
