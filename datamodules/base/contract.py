@@ -59,7 +59,7 @@ class EmbedsAugmentations(Protocol):
         """Image size and interpolation of each kind of view that a teacher embeds."""
 
     @property
-    def whole(self) -> Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None:
+    def caption_transform(self) -> Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None:
         """Transform of the image without augmentation to the captioner's input, or the list of the inputs of several.
 
         None without a captioner.

@@ -293,4 +293,4 @@ class ReinforcementDataModule(SampledDataModule):
     def _network_inputs(self) -> NetworkInputs:
         module = asked_of(self.trainer, EmbedsAugmentations)  # type: ignore[type-abstract]
         views = (None if module is None else module.views) or [(self.image_size, "bicubic")]
-        return NetworkInputs([View(*view) for view in views], None if module is None else module.whole)
+        return NetworkInputs([View(*view) for view in views], None if module is None else module.caption_transform)

@@ -81,12 +81,12 @@ class Original(NamedTuple):
 class PreparedPair(NamedTuple):
     """A pair with the inputs of the networks: uint8 [A, S, S, 3] for each view; for the captioner float [3, H, W].
 
-    Of several captioners, `whole` is the list of their inputs.
+    Of several captioners, `caption_image` is the list of their inputs.
     """
 
     original: Original
     views: list[torch.Tensor]
-    whole: torch.Tensor | list[torch.Tensor] | None
+    caption_image: torch.Tensor | list[torch.Tensor] | None
     caption_seed: int
     notes: Sequence[Fault] = ()
 
@@ -112,11 +112,11 @@ class NetworkInputs:
 
     Args:
         views: input size and interpolation of the teachers.
-        whole: transform of the captioner's input, the image without augmentation; None without a captioner.
+        caption_transform: transform of the captioner's input, the image without augmentation; None without a captioner.
     """
 
     views: Sequence[View]
-    whole: Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None
+    caption_transform: Callable[[Image.Image], torch.Tensor | list[torch.Tensor]] | None
 
     def __call__(self, image: Image.Image, original: Original, seed: int) -> PreparedPair:
         """Apply all augmentations of a pair to its decoded image.
@@ -129,7 +129,8 @@ class NetworkInputs:
         views = [
             torch.stack([_pixels(replay(image, one, *view)) for one in original.augmentations]) for view in self.views
         ]
-        return PreparedPair(original, views, self.whole(image) if self.whole is not None else None, seed)
+        caption_image = None if self.caption_transform is None else self.caption_transform(image)
+        return PreparedPair(original, views, caption_image, seed)
 
 
 def _pixels(image: Image.Image) -> torch.Tensor:
@@ -200,7 +201,7 @@ class ReinforcementSet(SeededSet):
 class ReinforcementCollate:
     """Build batches for a module that embeds augmentations.
 
-    A batch holds `views`, a list of uint8 [N, A, S, S, 3]; `whole`, float [N, 3, H, W], or a list of these for
+    A batch holds `views`, a list of uint8 [N, A, S, S, 3]; `caption_images`, float [N, 3, H, W], or a list of these for
     several captioners, if there is one; `caption_seed`, long [N]; `sample_index`, long [N], the rows; and
     `originals`, the pairs.
     """
@@ -224,8 +225,8 @@ def batch_of(prepared: Sequence[PreparedPair], faults: list[tuple[int, Fault]]) 
         "sample_index": torch.tensor([one.original.row for one in prepared], dtype=torch.long),
         "originals": Originals([one.original for one in prepared], faults),
     }
-    whole = [one.whole for one in prepared if one.whole is not None]
-    return batch | ({"whole": default_collate(whole)} if whole else {})
+    images = [one.caption_image for one in prepared if one.caption_image is not None]
+    return batch | ({"caption_images": default_collate(images)} if images else {})
 
 
 class StoredSample(NamedTuple):

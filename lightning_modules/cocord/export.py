@@ -59,17 +59,18 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         )
     name, state = _student(content, source, backbone=layout != "student")
     record = recorded_preprocessing(content)
-    known = {} if record is None else {"preprocessing": record}
-    about = {"network": name} | {entry: json.dumps(record) for entry, record in known.items()}
+    preprocessing = {} if record is None else {"preprocessing": record}
+    metadata = {"network": name} | {entry: json.dumps(value) for entry, value in preprocessing.items()}
     if layout == "student":
         classes = str(content["hyper_parameters"]["num_classes"])
-        _write(path, {"model": state, **known}, about | {"num_classes": classes})
+        _write(path, {"model": state, **preprocessing}, metadata | {"num_classes": classes})
         return f"Wrote {target} with the student {name}, {len(state)} tensors; {described(record)}."
     if layout == "torchvision":
-        _write(path, state, about)
+        _write(path, state, metadata)
         tensors = f"{len(state)} tensors in torchvision's layout"
         return f"Wrote {target} with the backbone of {name}, {tensors}; {described(record)}."
-    model = {detectron2_name(key): _array(tensor) for key, tensor in state.items()}
+    # numpy has no bfloat16
+    model = {detectron2_name(key): tensor.float().numpy() for key, tensor in state.items()}
     # With matching_heuristics detectron2 compares the ends of names, so the detector's prefix does not matter.
     _write(path, {"model": model, "__author__": "vlightning", "matching_heuristics": True})
     arrays = f"{len(model)} arrays in detectron2's layout"
@@ -78,9 +79,10 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
 
 def _needed(record: Mapping[str, Any] | None) -> str:
     """Describe the settings of images that detectron2's configuration needs: the file cannot hold them."""
-    known = record if record is not None and "mean" in record else None
-    mean, std = (", ".join(f"{255 * value:.3f}" for value in (known or _IMAGENET)[name]) for name in ("mean", "std"))
-    other = "" if known else " (ImageNet's; for other data: its mean and std times 255)"
+    recorded = record if record is not None and "mean" in record else None
+    normalization = recorded or _IMAGENET
+    mean, std = (", ".join(f"{255 * value:.3f}" for value in normalization[name]) for name in ("mean", "std"))
+    other = "" if recorded else " (ImageNet's; for other data: its mean and std times 255)"
     return (
         f'needs the preprocessing of its training: set INPUT.FORMAT "RGB", MODEL.PIXEL_MEAN [{mean}], '
         f"MODEL.PIXEL_STD [{std}]{other} and MODEL.RESNETS.STRIDE_IN_1X1 False; with other values detectron2 silently "
@@ -118,18 +120,13 @@ def _student(content: Mapping[str, Any], source: str, backbone: bool) -> tuple[s
         classifier, {key.removeprefix("student."): value for key, value in entries if key.startswith("student.")}
     )
     load_classifier(network, state, source)
-    kept = [
+    names = [
         key
         for key in network.state_dict()
         if not (backbone and (key.startswith("fc.") or key.endswith("num_batches_tracked")))
     ]
     # Convolutions are in channels-last format after training, and tensors may share storage.
-    return name, {key: state[key].detach().clone(memory_format=torch.contiguous_format) for key in kept}
-
-
-def _array(tensor: Tensor) -> Any:
-    """Return a tensor as a numpy array; numpy has no bfloat16."""
-    return tensor.float().numpy()
+    return name, {key: state[key].detach().clone(memory_format=torch.contiguous_format) for key in names}
 
 
 def _write(path: Path, content: dict[str, Any], metadata: dict[str, str] | None = None) -> None:

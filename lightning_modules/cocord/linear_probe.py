@@ -193,16 +193,17 @@ class CoCoRDLinearProbeModule(Method):
         rank_zero_info(f"Linear probe: encoded {len(all_rows)} training images once, without augmentation.")
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Look up the features of a training batch on the host, without waiting for the device."""
-        return batch if "image" in batch else batch | self._look_up(batch)
+        """Add rows of the features and labels [K] of the K images of a training batch [B] that have features.
 
-    def _look_up(self, batch: Batch) -> Batch:
-        """Return rows of the features and labels [K] of the K images of a batch [B] that have features."""
+        They are looked up on the host, without waiting for the device.
+        """
+        if "image" in batch:
+            return batch
         assert self._rows is not None
         sample_index = batch["sample_index"].cpu()
         position = torch.searchsorted(self._rows, sample_index).clamp(max=len(self._rows) - 1)
         has_features = self._rows[position] == sample_index
-        return {"feature_row": position[has_features], "feature_label": batch["label"].cpu()[has_features]}
+        return batch | {"feature_row": position[has_features], "feature_label": batch["label"].cpu()[has_features]}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Return one group: weight and bias decay."""

@@ -10,13 +10,7 @@ from torch import Tensor
 from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import world_size
 from ...common.errors import UserError
-from ..core.precision import at_least_float32, unit
-from .settings import ContrastSettings
-
-
-def dictionary(contrast: ContrastSettings, embed_dim: int) -> FeatureQueue:
-    """Return the dictionary of the teacher's keys, with the labels of their images."""
-    return FeatureQueue(contrast.queue_size, embed_dim, ids=True, random_start=contrast.queue_start == "random")
+from ..core.precision import unit
 
 
 def dictionary_loss(query: Tensor, key: Tensor, dictionary: FeatureQueue, temperature: float) -> Tensor:
@@ -80,19 +74,3 @@ def prediction_loss(prediction: Tensor, target: Tensor) -> Tensor:
         target: cognate key of the other view [B, E], without gradient.
     """
     return (2 - 2 * (unit(prediction) * unit(target)).sum(-1)).mean()
-
-
-def distillation_loss(logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """Compute T^2 KL(teacher || student) of softened distributions (Hinton et al., arXiv 1503.02531).
-
-    Args:
-        logits: logits of the student [B, C].
-        teacher_logits: logits of the teacher [B, C], without gradient.
-        temperature: temperature T.
-
-    Returns:
-        Mean over the batch.
-    """
-    student = F.log_softmax(at_least_float32(logits) / temperature, -1)
-    teacher = F.log_softmax(at_least_float32(teacher_logits) / temperature, -1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2

@@ -31,6 +31,7 @@ from ..core.precision import at_least_float32, unit
 from ..core.trainers import callbacks_of
 from ..evaluation.classification import ClassificationEvaluation, check_classes
 from ..evaluation.protocol import Batch
+from ..losses.soft_targets import posterior_divergence
 from ..networks.cifar import Classifier, Stages
 from ..networks.classifier_files import load_classifier_file
 from ..networks.classifiers import build_classifier, freeze_classifier
@@ -39,22 +40,8 @@ from ..optim.optimizers import sgd
 from ..optim.schedules import Milestones
 from .baselines import FeatureLosses
 from .export import LAYOUTS, export
-from .losses import (
-    dictionary,
-    dictionary_loss,
-    distillation_loss,
-    prediction_loss,
-    same_class_share,
-)
-from .network import (
-    Predictor,
-    ProjectionHead,
-    channels_last,
-    described_head,
-    each_view,
-    frozen_copy,
-    teacher_head,
-)
+from .losses import dictionary_loss, prediction_loss, same_class_share
+from .network import ProjectionHead, channels_last, each_view, frozen_copy
 from .settings import (
     ContrastSettings,
     Encoder,
@@ -151,16 +138,23 @@ class CoCoRDModule(Method):
 
         # Head f_s and predictor h_s; slow-moving student and its head; the teacher's head f_t
         self.student_head = ProjectionHead(student_width, heads.hidden, heads.embed_dim) if encoders else None
-        self.predictor = Predictor(heads.embed_dim, heads.predictor_hidden) if prediction.weight else None
+        self.predictor: ProjectionHead | None = None
+        if prediction.weight:
+            self.predictor = ProjectionHead(heads.embed_dim, heads.predictor_hidden, heads.embed_dim)
         self.slow_student = frozen_copy(self.student) if "slow_student" in encoders else None
         self.slow_head = frozen_copy(self.student_head) if "slow_student" in encoders else None
         self.teacher_head: ProjectionHead | None = None
-        if "teacher" in encoders:
-            self.teacher_head = teacher_head(self.student_head, teacher_width, student_width, heads)
-        self.averages_teacher_head = self.teacher_head is not None and teacher_width == student_width
-        """Whether f_t is the moving average of f_s (eq. 4)."""
+        self.averages_teacher_head = "teacher" in encoders and teacher_width == student_width
+        """Whether f_t is the moving average of f_s (eq. 4); it is random and fixed if the features' widths differ."""
+        if self.averages_teacher_head:
+            self.teacher_head = frozen_copy(self.student_head)
+        elif "teacher" in encoders:
+            self.teacher_head = frozen_copy(ProjectionHead(teacher_width, heads.hidden, heads.embed_dim))
 
-        self.dictionary = dictionary(contrast, heads.embed_dim) if contrast.weight else None
+        self.dictionary: FeatureQueue | None = None  # of the teacher's keys, with the labels of their images
+        if contrast.weight:
+            random_start = contrast.queue_start == "random"
+            self.dictionary = FeatureQueue(contrast.queue_size, heads.embed_dim, ids=True, random_start=random_start)
         self.baselines = FeatureLosses(kd, self.student, self.teacher) if kd.features else None
         self.evaluation = ClassificationEvaluation()
 
@@ -185,7 +179,7 @@ class CoCoRDModule(Method):
         if self.loss_weights["class"]:  # L_cls
             losses["class"] = F.cross_entropy(at_least_float32(logits), label)
         if teacher_logits is not None:  # KD
-            losses["kd"] = distillation_loss(logits, teacher_logits, self.kd.temperature)
+            losses["kd"] = posterior_divergence(teacher_logits, logits, self.kd.temperature)
         if self.baselines is not None:  # CRD, attention transfer, FitNet
             losses |= self.baselines(stages["image"], teacher["image"], batch)
         if keys is not None and self.dictionary is not None:  # L_ctr (eq. 2)
@@ -308,7 +302,11 @@ class CoCoRDModule(Method):
         super().on_fit_start()
         check_classes(self, self.num_classes)
         if self.teacher_head is not None and self.teacher is not None:
-            rank_zero_info(described_head(self.teacher.network.feature_dim, self.student.feature_dim))
+            update = "a moving average of the student's" if self.averages_teacher_head else "random and fixed"
+            rank_zero_info(
+                f"Teacher and student have features of width {self.teacher.network.feature_dim} and "
+                f"{self.student.feature_dim}: the teacher's head is {update}."
+            )
 
     def on_after_backward(self) -> None:
         """Write the batch into CRD's banks."""

@@ -10,13 +10,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from .settings import HeadSettings
-
 Network = TypeVar("Network", bound=nn.Module | None)
 
 
 class ProjectionHead(nn.Sequential):
     """Map features [B, D] to queries or keys [B, E] (section 3.1; sizes from the authors' code).
+
+    The predictor of section 3.2 is one too, of queries [B, E] with 512 hidden values.
 
     Args:
         features: width D of the features.
@@ -27,20 +27,6 @@ class ProjectionHead(nn.Sequential):
     def __init__(self, features: int, hidden: int = 2048, embed_dim: int = 2048) -> None:
         super().__init__(
             nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embed_dim)
-        )
-
-
-class Predictor(nn.Sequential):
-    """Map queries [B, E] to predicted queries of another view [B, E] (section 3.2; sizes from the authors' code).
-
-    Args:
-        embed_dim: embedding dimension E.
-        hidden: width of the hidden layer.
-    """
-
-    def __init__(self, embed_dim: int = 2048, hidden: int = 512) -> None:
-        super().__init__(
-            nn.Linear(embed_dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(inplace=True), nn.Linear(hidden, embed_dim)
         )
 
 
@@ -57,26 +43,6 @@ def each_view(head: nn.Sequential, views: Mapping[str, Tensor]) -> dict[str, Ten
         else:
             rows = layer(rows)
     return dict(zip(views, rows.chunk(len(views)), strict=True))
-
-
-def teacher_head(head: ProjectionHead | None, teacher: int, student: int, heads: HeadSettings) -> ProjectionHead:
-    """Return the teacher's head f_t: a copy of the student's, or a random one if the features' widths differ.
-
-    Args:
-        head: the student's head.
-        teacher: width of the teacher's features.
-        student: width of the student's features.
-        heads: sizes of the heads.
-    """
-    if head is None or teacher != student:
-        head = ProjectionHead(teacher, heads.hidden, heads.embed_dim)
-    return frozen_copy(head)
-
-
-def described_head(teacher: int, student: int) -> str:
-    """Describe the teacher's head, which depends on the widths of the teacher's and the student's features."""
-    head = "a moving average of the student's" if teacher == student else "random and fixed"
-    return f"Teacher and student have features of width {teacher} and {student}: the teacher's head is {head}."
 
 
 def frozen_copy(network: Network) -> Network:

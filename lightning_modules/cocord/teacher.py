@@ -26,7 +26,7 @@ from .settings import TeacherSettings
 OPTION = "model.teacher.network"
 
 
-class OwnClassifier(Classifier):
+class UserClassifier(Classifier):
     """A classifier of the user's own, whose features are the input of the linear layer that computes its logits.
 
     Args:
@@ -55,19 +55,19 @@ class OwnClassifier(Classifier):
         finally:
             for hook in hooks:
                 hook.remove()
-        last = next((name for name, output in reversed(computed) if output is logits), None)
-        if last is None:
+        last_name = next((name for name, output in reversed(computed) if output is logits), None)
+        if last_name is None:
             raise UserError(
                 f"Expected the logits of {class_path(network)} from a linear layer, whose input are the features, got "
                 "them from another operation: return the output of an nn.Linear."
             )
-        self.last = last
-        self.feature_dim = self._layer().in_features
+        self.last_name = last_name
+        self.feature_dim = self.last_layer.in_features
 
     def forward_features(self, image: Tensor) -> Tensor:
         """Map images [B, 3, H, W] of the data to the input of the last layer [B, D]."""
         features: list[Tensor] = []
-        hook = self._layer().register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+        hook = self.last_layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
         try:
             self.network(image if self.images is None else self.images(image))
         finally:
@@ -76,11 +76,13 @@ class OwnClassifier(Classifier):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map features [B, D] to logits [B, C]."""
-        logits: Tensor = self._layer()(features)
+        logits: Tensor = self.last_layer(features)
         return logits
 
-    def _layer(self) -> nn.Linear:
-        layer = self.network.get_submodule(self.last)
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The linear layer that computes the logits."""
+        layer = self.network.get_submodule(self.last_name)
         assert isinstance(layer, nn.Linear)
         return layer
 
@@ -127,7 +129,7 @@ def build_teacher(teacher: TeacherSettings, classes: int) -> Classifier:
             raise UserError(
                 f"Expected one teacher, got model.teacher.name {teacher.name!r} and {OPTION}: leave one out."
             )
-        return OwnClassifier(teacher.network, classes)
+        return UserClassifier(teacher.network, classes)
     if teacher.name is not None:
         return build_classifier(teacher.name, classes)
     if teacher.feature_dim is not None:
@@ -152,7 +154,7 @@ def load_teacher(frozen: Frozen[Classifier], teacher: TeacherSettings, classes: 
     if teacher.name is not None:
         load_frozen(frozen, teacher.name, teacher.weights, classes)
     elif (network := network_of_setting(teacher.network, OPTION)) is not None:
-        if isinstance(frozen.network, OwnClassifier):
+        if isinstance(frozen.network, UserClassifier):
             frozen.network.images = teacher_images(network, data)
         if not frozen.loaded:
             record(frozen, network, OPTION)

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -151,7 +152,7 @@ class SeveralCaptioners(nn.Module):
             captioner(batch, seeds if number == 0 else [_derived(seed, number) for seed in seeds])
             for number, (captioner, batch) in enumerate(zip(self.captioners, images, strict=True))
         ]
-        return [[text for texts in of_image for text in texts] for of_image in zip(*by_captioner, strict=True)]
+        return [list(chain.from_iterable(texts)) for texts in zip(*by_captioner, strict=True)]
 
     def description(self) -> list[dict[str, Any]]:
         """Return the descriptions of all in their order, as data for JSON."""

@@ -64,11 +64,11 @@ def published(teacher: Teacher, option: str = "model.teachers") -> PublishedCLIP
         got = "neither" if network is None else f"both ({teacher.weights!r} and {class_path(network)})"
         raise UserError(f"Expected weights or a network of each teacher in {option}, got {got}: give one.")
     if network is not None:
-        return _own_pair(network, teacher.scale)
+        return _user_model(network, teacher.scale)
     return load_published(teacher.model, str(teacher.weights))
 
 
-class OwnPair(nn.Module):
+class UserTowers(nn.Module):
     """The towers of a network of the user's own, with a scale as published models have it.
 
     Args:
@@ -92,7 +92,7 @@ class OwnPair(nn.Module):
         return embeddings
 
 
-def _own_pair(network: nn.Module, scale: float | None) -> PublishedCLIP:
+def _user_model(network: nn.Module, scale: float | None) -> PublishedCLIP:
     """Return a network of the user's own in the form of a published model.
 
     Args:
@@ -117,7 +117,7 @@ def _own_pair(network: nn.Module, scale: float | None) -> PublishedCLIP:
     normalization = stated_normalization(network)
     side = stated_size(network) or 0
     tokenizer: Tokenizer = getattr(towers, "tokenizer", None) or SimpleTokenizer()
-    pair = OwnPair(network, float(towers.logit_scale.exp()) if scale is None else scale).float().eval()
+    pair = UserTowers(network, float(towers.logit_scale.exp()) if scale is None else scale).float().eval()
     image = checked_output(network, pair.encode_image, torch.zeros(1, 3, side, side), None, _REMEDY)
     checked_output(network, pair.encode_text, tokenizer(["a photo"]), image.shape[1], _REMEDY)
     preprocessing = Preprocessing(side, *normalization, "bicubic")
@@ -150,10 +150,7 @@ class TeacherEnsemble(nn.Module):
             return
         self.loaded = [published(teacher) for teacher in self.teachers]
         # Read in float32, before the trainer casts the weights.
-        self.scales = [
-            float(loaded.network.logit_scale.exp()) if teacher.scale is None else teacher.scale
-            for teacher, loaded in zip(self.teachers, self.loaded, strict=True)
-        ]
+        self.scales = [scale_of(teacher, loaded) for teacher, loaded in zip(self.teachers, self.loaded, strict=True)]
         self.networks.extend(Frozen(loaded.network) for loaded in self.loaded)
 
     @property
@@ -167,7 +164,7 @@ class TeacherEnsemble(nn.Module):
         return [width_of(loaded) for loaded in self.loaded]
 
     def description(self) -> list[dict[str, Any]]:
-        """Return what determines the embeddings as data for JSON."""
+        """Return the networks, weights, preprocessing and scales of the teachers as data for JSON."""
         return [
             {
                 "model": loaded.model,
@@ -219,6 +216,11 @@ def _normalized(images: Tensor, loaded: PublishedCLIP) -> Tensor:
     std = images.new_tensor(preprocessing.std, dtype=torch.float32)
     normalized = ((images.float() / 255 - mean) / std).permute(0, 3, 1, 2)
     return normalized.to(next(loaded.network.parameters()).dtype)
+
+
+def scale_of(teacher: Teacher, loaded: PublishedCLIP) -> float:
+    """Return the factor of a teacher's cosines: that of the settings, else that of its training."""
+    return float(loaded.network.logit_scale.exp()) if teacher.scale is None else teacher.scale
 
 
 def width_of(loaded: PublishedCLIP) -> int:

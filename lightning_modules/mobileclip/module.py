@@ -35,10 +35,7 @@ from ..core.settings import plain
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids, student_features
 from ..networks.clip.models import build_model
-from ..networks.clip.preprocessing import (
-    preprocessing_of_weights,
-    training_normalization,
-)
+from ..networks.clip.preprocessing import preprocessing_of_weights, training_normalization
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.weights import load_weights
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -46,7 +43,7 @@ from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
 from .range_augment import RangeAugment, student_images
 from .settings import MomentumSettings, OptimSettings, TeacherSettings, VisionSettings
-from .teachers import teachers_of
+from .teachers import OnlineTeachers, StoredTeachers
 
 CAPTIONS = {"real": "input_ids", "synthetic": "synthetic_input_ids"}
 """Token ids in a batch, by kind of caption."""
@@ -112,7 +109,10 @@ class MobileCLIPModule(TwoTowers):
         self.captions = captions
         self.max_tokens = max_tokens
         self.max_logit_scale = max_logit_scale
-        self.teachers = teachers_of(self.teacher, self.memory.micro_batch_size)
+        models = self.teacher.online()
+        self.teachers: StoredTeachers | OnlineTeachers = (
+            OnlineTeachers(models, self.memory.micro_batch_size) if models else StoredTeachers(self.teacher)
+        )
         self.student = build_model(self.model, self.vision.image_size, max_tokens)
         self.student.logit_bias = None  # SigLIP's; this loss has none
         self.average = None
@@ -153,8 +153,6 @@ class MobileCLIPModule(TwoTowers):
             if self.teacher.distillation_weight > 0:
                 self.teachers.load(self.max_tokens, images, self.datamodule)
 
-    # The moving average, and evaluation with it
-
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the student and its average, which `EMACallback` updates after each optimizer step.
 
@@ -177,8 +175,6 @@ class MobileCLIPModule(TwoTowers):
         """The network that is evaluated and exported: the moving average if there is one, else the student."""
         return self.student if self.average is None else self.average
 
-    # Overrides of Method
-
     def load_initial_weights(self) -> None:
         """Load `weights` into the student and its average."""
         if self.weights is None:
@@ -189,9 +185,9 @@ class MobileCLIPModule(TwoTowers):
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing that `weights` expect."""
-        return (
-            None if self.weights is None else preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
-        )
+        if self.weights is None:
+            return None
+        return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""
@@ -239,18 +235,18 @@ class MobileCLIPModule(TwoTowers):
         super().export(target, layout)
 
 
-def captions_of(batch: Mapping[str, Tensor], wanted: str, max_tokens: int) -> dict[str, Tensor]:
-    """Return the captions to train on, token ids [b, L] by kind.
+def captions_of(batch: Mapping[str, Tensor], selection: str, max_tokens: int) -> dict[str, Tensor]:
+    """Return the captions of a training batch to train on, token ids [b, L] by kind.
 
     Args:
-        batch: a training batch.
-        wanted: "real", "synthetic" or "both".
+        batch: the batch.
+        selection: "real", "synthetic" or "both".
         max_tokens: number of tokens of a text.
 
     Raises:
         UserError: If the batch has none, or they are of another length.
     """
-    captions = {kind: batch[name] for kind, name in CAPTIONS.items() if name in batch and wanted in (kind, "both")}
+    captions = {kind: batch[name] for kind, name in CAPTIONS.items() if name in batch and selection in (kind, "both")}
     if not captions:
         raise UserError(
             f"Expected {CAPTIONS['synthetic']} in the training batch, got only {', '.join(batch)}: train on reinforced "

@@ -22,7 +22,8 @@ from ..evaluation.protocol import Batch, Stage
 from .captioner import Captioner, SeveralCaptioners
 from .ensemble import Teacher, TeacherEnsemble, View
 
-NO_SYNTHETIC, NOT_FINITE = "no synthetic caption", "embedding not finite"
+NO_SYNTHETIC = "no synthetic caption"
+NOT_FINITE = "embedding not finite"
 
 
 class ReinforcementModule(Method):
@@ -99,7 +100,7 @@ class ReinforcementModule(Method):
         return self.ensemble.views
 
     @property
-    def whole(self) -> Callable[[Image.Image], Tensor | list[Tensor]] | None:
+    def caption_transform(self) -> Callable[[Image.Image], Tensor | list[Tensor]] | None:
         """Transform from an image to the captioner's input, or to the list of the inputs of several."""
         return None if self.captioner is None else self.captioner.transform
 
@@ -114,7 +115,7 @@ class ReinforcementModule(Method):
         return None if self.captioner is None else self.captioner.captions
 
     def settings(self) -> dict[str, Any]:
-        """Return what determines embeddings and captions, plain data for the manifest."""
+        """Return the settings of teachers and captioner, as plain data for the manifest."""
         captioner = None if self.captioner is None else self.captioner.description()
         return {"teachers": self.ensemble.description(), "captioner": captioner}
 
@@ -134,43 +135,43 @@ class Reinforcement:
         raise UserError("Expected vlightning predict with a ReinforcementModule, got another subcommand: use predict.")
 
     def predict(self, module: Any, batch: Batch) -> Any:
-        """Return the batch's samples as `Reinforced`."""
-        return reinforce(module, batch)
+        """Caption and embed the pairs of a batch.
+
+        Args:
+            module: a `ReinforcementModule`, with captioner and teachers.
+            batch: a batch of `ReinforcementCollate`.
+
+        Returns:
+            `Reinforced`: the samples by their rows, and the rows without one.
+        """
+        originals = batch["originals"]
+        left_out = [LeftOut(row, *fault) for row, fault in originals.faults]
+        if not originals.pairs:
+            return Reinforced({}, left_out)
+        synthetic = _synthetic_captions(module.captioner, batch)
+        image = module.ensemble.embed_images(batch["views"])
+        texts = [
+            text
+            for pair, captions in zip(originals.pairs, synthetic, strict=True)
+            for text in (pair.caption, *captions)
+        ]
+        text = module.ensemble.embed_texts(texts, module.device).split([1 + len(captions) for captions in synthetic])
+        records = {}
+        faults = []
+        for pair, captions, images, embeddings in zip(originals.pairs, synthetic, image, text, strict=True):
+            if not captions:
+                faults.append(LeftOut(pair.row, NO_SYNTHETIC, pair.name))
+            elif not bool(images.isfinite().all() and embeddings.isfinite().all()):
+                faults.append(LeftOut(pair.row, NOT_FINITE, pair.name))
+            else:
+                records[pair.row] = pair.reinforced(captions, images, embeddings[:1], embeddings[1:])
+        account: Any = getattr(module.datamodule, "account", None)
+        if account is not None:  # ends the run if too many samples are bad
+            account("predict").update(0, [(fault.cause, fault.name) for fault in faults])
+        return Reinforced(records, left_out + faults)
 
     def finish(self, module: Any, stage: Stage) -> None:
         """Do nothing: batches are independent."""
-
-
-def reinforce(module: ReinforcementModule, batch: Batch) -> Reinforced:
-    """Caption and embed the pairs of a batch.
-
-    Args:
-        module: captioner and teachers.
-        batch: a batch of `ReinforcementCollate`.
-
-    Returns:
-        The samples by their rows, and the rows without one.
-    """
-    originals = batch["originals"]
-    left_out = [LeftOut(row, *fault) for row, fault in originals.faults]
-    if not originals.pairs:
-        return Reinforced({}, left_out)
-    synthetic = _synthetic_captions(module.captioner, batch)
-    image = module.ensemble.embed_images(batch["views"])
-    texts = [text for pair, made in zip(originals.pairs, synthetic, strict=True) for text in (pair.caption, *made)]
-    text = module.ensemble.embed_texts(texts, module.device).split([1 + len(made) for made in synthetic])
-    records, faults = {}, []
-    for pair, made, images, captions in zip(originals.pairs, synthetic, image, text, strict=True):
-        if not made:
-            faults.append(LeftOut(pair.row, NO_SYNTHETIC, pair.name))
-        elif not bool(images.isfinite().all() and captions.isfinite().all()):
-            faults.append(LeftOut(pair.row, NOT_FINITE, pair.name))
-        else:
-            records[pair.row] = pair.reinforced(made, images, captions[:1], captions[1:])
-    account: Any = getattr(module.datamodule, "account", None)
-    if account is not None:  # ends the run if too many samples are bad
-        account("predict").update(0, [(fault.cause, fault.name) for fault in faults])
-    return Reinforced(records, left_out + faults)
 
 
 def _synthetic_captions(captioner: Captioner | SeveralCaptioners | None, batch: Batch) -> list[list[str]]:
@@ -179,5 +180,5 @@ def _synthetic_captions(captioner: Captioner | SeveralCaptioners | None, batch: 
     if all(pair.synthetic for pair in pairs):
         return [pair.synthetic for pair in pairs]
     assert captioner is not None  # setup has checked it
-    made = captioner(batch["whole"], batch["caption_seed"].tolist())
-    return [[text for text in texts if text.strip()] for texts in made]
+    captions = captioner(batch["caption_images"], batch["caption_seed"].tolist())
+    return [[text for text in texts if text.strip()] for texts in captions]

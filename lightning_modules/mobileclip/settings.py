@@ -66,7 +66,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
 
     def online(self) -> list[Teacher]:
         """Return `models`, which are mappings in a checkpoint; none with a weight of 0."""
-        return [settings(Teacher, one) for one in self.models or ()] if self.distillation_weight > 0 else []
+        return [settings(Teacher, model) for model in self.models or ()] if self.distillation_weight > 0 else []
 
     def __post_init__(self) -> None:
         if self.distillation_weight > 0 and self.dims is not None and not self.dims:

@@ -22,7 +22,7 @@ from ..core.precision import unit
 from ..losses.contrast import PairFeatures
 from ..networks.published_clip import PublishedCLIP
 from ..networks.user_teacher import TeacherImages
-from .ensemble import Teacher, published, width_of
+from .ensemble import Teacher, published, scale_of, width_of
 from .settings import TeacherSettings
 
 TEACHER_IMAGE = "teacher_image"
@@ -43,7 +43,7 @@ class StoredTeachers:
     Their dimensions and scales are those of the settings, else of the data, else of DataCompDR.
 
     Args:
-        given: the settings.
+        settings: dimensions and scales.
 
     Raises:
         UserError: If the numbers of dimensions and scales differ.
@@ -51,10 +51,12 @@ class StoredTeachers:
 
     networks: Sequence[nn.Module] = ()
 
-    def __init__(self, given: TeacherSettings) -> None:
-        self.given = given
-        self.dims: Sequence[int] = _DATACOMP_DIMS if given.dims is None else given.dims
-        self.scales: Sequence[float] = [_DATACOMP_SCALE] * len(self.dims) if given.scales is None else given.scales
+    def __init__(self, settings: TeacherSettings) -> None:
+        self.settings = settings
+        self.dims: Sequence[int] = _DATACOMP_DIMS if settings.dims is None else settings.dims
+        self.scales: Sequence[float] = [_DATACOMP_SCALE] * len(self.dims)
+        if settings.scales is not None:
+            self.scales = settings.scales
         if len(self.dims) != len(self.scales):
             raise UserError(
                 f"Expected one dimension and one scale for each teacher, got {len(self.dims)} teacher.dims and "
@@ -75,7 +77,7 @@ class StoredTeachers:
         """
         stored: Mapping[str, Any] | None = getattr(datamodule, "teachers", None)
         if stored is not None:
-            for name, value in (("dims", self.given.dims), ("scales", self.given.scales)):
+            for name, value in (("dims", self.settings.dims), ("scales", self.settings.scales)):
                 if value is not None and not _are_close(value, stored[name]):
                     raise UserError(
                         f"Expected a teacher.{name} of {stored[name]}, with which the data was reinforced by "
@@ -126,7 +128,7 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
 
     def __init__(self, teachers: Sequence[Teacher], micro_batch_size: int | None) -> None:
         super().__init__(nn.ModuleList(), "teacher", "model.teacher.models")
-        self.given = list(teachers)
+        self.teachers = list(teachers)
         self.micro_batch_size = micro_batch_size
         self.dims: list[int] = []
         self.scales: list[float] = []
@@ -158,13 +160,14 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
                 "Expected CLIP's token ids, which the teachers take, got those of another tokenizer: set "
                 f"data.tokenizer clip, data.vocab_size {CLIP_VOCABULARY} and data.max_tokens {max_tokens}."
             )
-        models = [published(teacher, "model.teacher.models") for teacher in self.given]
+        models = [published(teacher, "model.teacher.models") for teacher in self.teachers]
         self._text_lengths = [_text_length(model, max_tokens) for model in models]
-        for teacher, model in zip(self.given, models, strict=True):
-            expected = model.preprocessing.normalization
-            size, interpolation = model.preprocessing.image_size, model.preprocessing.interpolation
-            self._images.append(TeacherImages(size, images, expected, interpolation))
-            self.scales.append(float(model.network.logit_scale.exp()) if teacher.scale is None else teacher.scale)
+        for teacher, model in zip(self.teachers, models, strict=True):
+            expected = model.preprocessing
+            self._images.append(
+                TeacherImages(expected.image_size, images, expected.normalization, expected.interpolation)
+            )
+            self.scales.append(scale_of(teacher, model))
             model.network.logit_scale = nn.Parameter(model.network.logit_scale.detach().reshape(1))  # FSDP2 needs [1]
             model.network.logit_bias = None
         self.network.extend(model.network for model in models)
@@ -196,21 +199,9 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
     def _encode(self, number: int, image: Tensor, texts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         network: Any = self.network[number]
         padding = self._text_lengths[number] - texts[0].shape[1]
-        features = network.encode_text(F.pad(torch.cat(list(texts)), (0, padding))).chunk(
-            len(texts)
-        )  # CLIP pads with 0
+        padded = F.pad(torch.cat(list(texts)), (0, padding))  # CLIP pads with 0
+        features = network.encode_text(padded).chunk(len(texts))
         return tuple(unit(feature) for feature in (network.encode_image(self._images[number](image)), *features))
-
-
-def teachers_of(given: TeacherSettings, micro_batch_size: int | None) -> StoredTeachers | OnlineTeachers:
-    """Return the teachers of the settings, which are not loaded yet.
-
-    Args:
-        given: the settings.
-        micro_batch_size: number of pairs that online teachers embed at a time; None means all.
-    """
-    models = given.online()
-    return OnlineTeachers(models, micro_batch_size) if models else StoredTeachers(given)
 
 
 @torch.no_grad()
@@ -236,10 +227,10 @@ def _gathered(image: Tensor, texts: Mapping[str, Tensor], dims: Sequence[int], s
     }
 
 
-def _are_close(given: Sequence[float], stored: Sequence[float]) -> bool:
+def _are_close(typed: Sequence[float], stored: Sequence[float]) -> bool:
     """Return whether typed numbers equal stored ones to one percent."""
-    return len(given) == len(stored) and all(
-        math.isclose(value, other, rel_tol=0.01) for value, other in zip(given, stored, strict=True)
+    return len(typed) == len(stored) and all(
+        math.isclose(value, other, rel_tol=0.01) for value, other in zip(typed, stored, strict=True)
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
-import timm
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
@@ -29,7 +28,7 @@ from ..networks.attention import set_vit_attention
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw, layer_decay_groups
 from ..optim.schedules import WarmupCosine
-from .network import image_encoder
+from .network import image_encoder, timm_transformer
 from .settings import MixSettings, ProbeOptimSettings, ViTSettings
 
 Batch = dict[str, Tensor]
@@ -144,7 +143,7 @@ class SHReImageClassifierModule(Method):
         return self
 
     def by_process(self) -> list[str]:
-        """Return that images are mixed within the batch of a process, if they are."""
+        """Return a clause on the mixing of images, if they are mixed."""
         return ["images are mixed within the batch of each process"] if self._mixers else []
 
     def configure_callbacks(self) -> list[Callback]:
@@ -246,20 +245,7 @@ def timm_encoder(name: str, image_size: int, pretrained: bool = False) -> Any:
     Raises:
         UserError: If there is no such model, or it does not have exactly one token before the patches.
     """
-    try:
-        encoder = timm.create_model(name, pretrained, num_classes=0, global_pool="", img_size=image_size)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(
-            f"Expected a vision transformer of timm for images of {image_size} pixels, got {name!r} ({error}): set "
-            "model.encoder to one."
-        ) from error
-    prefix_tokens = getattr(encoder, "num_prefix_tokens", 0)
-    if prefix_tokens != 1:
-        raise UserError(
-            f"Expected an encoder with one token before the patches, the class token, got {name!r} with "
-            f"{prefix_tokens}: set model.encoder to another vision transformer."
-        )
-    return encoder
+    return timm_transformer(name, "model.encoder", pretrained=pretrained, global_pool="", img_size=image_size)
 
 
 def load_encoder(encoder: nn.Module, source: str, vision: ViTSettings | None = None) -> None:
@@ -287,15 +273,12 @@ def load_encoder(encoder: nn.Module, source: str, vision: ViTSettings | None = N
                 f"Expected an image encoder with {name} {value} in {source!r}, got {saved[name]}: set "
                 f"model.vision.{name} to that."
             )
-    load_fitting(encoder, _encoder_state(content.get("state_dict", {}), source), f"the image encoder from {source!r}")
-
-
-def _encoder_state(state: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
-    """Return the encoder's state from that of a checkpoint, without the prefix of its names."""
+    tensors = content.get("state_dict", {}).items()
     for prefix in _PREFIXES:
-        encoder = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
-        if encoder:
-            return encoder
+        state = {name.removeprefix(prefix): tensor for name, tensor in tensors if name.startswith(prefix)}
+        if state:
+            load_fitting(encoder, state, f"the image encoder from {source!r}")
+            return
     raise UserError(
         f"Expected a checkpoint of SHReModule or SHReImageClassifierModule in {source!r}, got one without an image "
         "encoder: correct model.weights."

@@ -16,24 +16,8 @@ from ...callbacks import FeatureQueue
 from ...callbacks.distributed.collectives import gather, rank
 from ..core.precision import at_least_float32, unit
 from ..losses.contrast import PairFeatures, contrast_losses
+from ..losses.soft_targets import posterior_divergence
 from .settings import KLSettings, TeacherSettings
-
-
-def posterior_divergence(target: Tensor, logits: Tensor, temperature: float = 1.0) -> Tensor:
-    """Compute T^2 KL(teacher || student) of class posteriors, mean over the pairs.
-
-    The argument order is that of the listing's `kl_div`, the teacher first; torch's function of that name takes the
-    student's log-probabilities first.
-
-    Args:
-        target: the teacher's logits of the image [B, C]; no gradient flows to them.
-        logits: the student's logits of the image or of its caption [B, C].
-        temperature: temperature T of both; T^2 preserves the scale of the gradient (Hinton et al. 2015). The thesis has
-            1.
-    """
-    teacher = F.log_softmax(at_least_float32(target.detach()) / temperature, -1)
-    student = F.log_softmax(at_least_float32(logits) / temperature, -1)
-    return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
 def posterior_entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
@@ -72,7 +56,7 @@ def contrasts_by_result(
 
 
 class Distilled(NamedTuple):
-    """A distillation loss, the values to log, and what the queue receives."""
+    """A distillation loss, the values to log, and the keys for the queue."""
 
     loss: Tensor
     logs: dict[str, Tensor]
@@ -80,7 +64,7 @@ class Distilled(NamedTuple):
     key_ids: Tensor | None = None  # ids of their images [n]
 
     def keys_of(self, queue: FeatureQueue | None) -> dict[str, Any]:
-        """Return what a training step returns for a queue; nothing without one."""
+        """Return the entries of a training step's output that `QueueCallback` reads; none without a queue."""
         if queue is None:
             return {}
         return {"keys": {"target": self.keys}, "key_ids": {"target": self.key_ids}, "keys_are_gathered": True}

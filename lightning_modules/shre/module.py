@@ -56,7 +56,7 @@ from .settings import (
     VisionSettings,
     check_settings,
 )
-from .shared import Shared
+from .shared import Shared, layers_after
 from .teacher import load_teacher, teacher_conversion
 
 _DISTILLATION = "distillation."
@@ -119,23 +119,24 @@ class SHReModule(Method):
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.take_arguments(locals(), teacher="teacher_settings", evaluation="evaluation_settings")
-        contrast = self.contrast
         self.num_classes = num_classes
         self.weights = weights
         self.student = SHReNetwork(num_classes, shared, self.vision, self.text)
         widths = self.student.widths
         check_settings(self.teacher_settings, self.kl, self.contrast, self.evaluation_settings, list(widths))
         contrasted = (self.contrast.layers or self.student.shared_encoder.contrasted) if self.contrast.weight else ()
-        for layer in self.student.shared_encoder.layers_after({*contrasted, "h3"} if self.kl.weight else contrasted):
+        results = {*contrasted, "h3"} if self.kl.weight else contrasted
+        for layer in layers_after(self.student.shared_encoder.layers(), results):
             layer.requires_grad_(False)  # DDP requires a gradient for each trainable parameter
-        log_scale = torch.tensor([-math.log(contrast.temperature)])  # not a scalar: FSDP2 shards the first dimension
+        # Not a scalar: FSDP2 shards the first dimension.
+        log_scale = torch.tensor([-math.log(self.contrast.temperature)])
         self.scales = nn.ParameterDict([(name, nn.Parameter(log_scale.clone())) for name in contrasted])
         self.teacher: Frozen[Any] = Frozen()
         self._teacher_images: TeacherImages | None = None
         self.distillation: PosteriorDistillation | EmbeddingDistillation = PosteriorDistillation(self.kl, num_classes)
         if self.teacher_settings.target == "embedding":
             self.distillation = EmbeddingDistillation(
-                self.teacher_settings, num_classes, contrast.mask_same_image, self.memory.loss_rows
+                self.teacher_settings, num_classes, self.contrast.mask_same_image, self.memory.loss_rows
             )
         self.spaces = {name: widths[name] for name in (next(iter(widths)), "h3")}
         self.evaluation = SHReEvaluation(self.evaluation_settings, match_equal_texts, self.spaces)
@@ -183,7 +184,7 @@ class SHReModule(Method):
         return torch.stack(list(losses.values())).mean()
 
     def queues(self) -> dict[str, FeatureQueue]:
-        """Return what `QueueCallback` fills after each batch: the teacher's embeddings."""
+        """Return the queue of the teacher's embeddings, which `QueueCallback` fills after each batch."""
         queue = self.distillation.queue
         return {} if queue is None or not self.kl.weight else {"target": queue}
 

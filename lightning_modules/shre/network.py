@@ -5,7 +5,9 @@ Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first)
 
 import re
 from functools import partial
+from typing import Any
 
+import timm
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
@@ -72,6 +74,32 @@ def image_encoder(vision: ViTSettings) -> VisionTransformer:
         positions = build_sincos2d_pos_embed(grid, vision.width, interleave_sin_cos=False)
         encoder.pos_embed = nn.Parameter(positions[None], requires_grad=False)
     return encoder
+
+
+def timm_transformer(name: str, option: str, **arguments: Any) -> Any:
+    """Build a vision transformer of timm without a head.
+
+    Args:
+        name: name of timm's model, with the tag of its weights if they are downloaded.
+        option: option that names the model, for messages.
+        **arguments: further arguments of `timm.create_model`.
+
+    Raises:
+        UserError: If there is no such model, or it does not have exactly one token before the patches.
+    """
+    try:
+        network = timm.create_model(name, num_classes=0, **arguments)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        raise UserError(
+            f"Expected a vision transformer of timm as {option}, got {name!r} ({error}): name another."
+        ) from error
+    prefix_tokens = getattr(network, "num_prefix_tokens", int(hasattr(network, "cls_token")))
+    if prefix_tokens != 1:
+        raise UserError(
+            f"Expected a vision transformer with one token before the patches, the class token, as {option}, got "
+            f"{name!r} with {prefix_tokens}: name another."
+        )
+    return network
 
 
 class TextEncoder(BertTrunk):
@@ -174,35 +202,22 @@ def load_encoders(network: SHReNetwork, vision: str | None, text: str | None) ->
     Args:
         network: network to fill.
         vision: timm model or file for the image encoder; None: random.
-        text: hub name or folder of a BERT for the text encoder; None: random.
+        text: hub name or folder of a BERT, whose first layers fill the text encoder; None: random.
+
+    Raises:
+        UserError: If a source is of another kind or size; the message lists the keys that do not fit.
     """
     image_source = "image encoder random"
     text_source = "text encoder random"
     if vision is not None:
         image_source = load_vision_weights(network.image_encoder, vision, first_blocks=True)
     if text is not None:
-        text_source = load_text_weights(network.text_encoder, text)
+        layers = len(network.text_encoder.encoder["layer"])
+        state = BertModel.from_pretrained(text, add_pooling_layer=False).state_dict()
+        state = {key: value for key, value in state.items() if _layer_of(key) < layers}
+        load_fitting(network.text_encoder, state, f"the text encoder from {text!r}")
+        text_source = f"text encoder from {text!r}, its first {layers} layers"
     rank_zero_info(f"Initial weights: {image_source}; {text_source}; shared encoder random.")
-
-
-def load_text_weights(encoder: TextEncoder, source: str) -> str:
-    """Load embeddings and layers from the first layers of a BERT.
-
-    Args:
-        encoder: text encoder to fill.
-        source: hub name or folder of a BERT, for example "bert-base-uncased" (the thesis').
-
-    Returns:
-        Description of the source, for a log line.
-
-    Raises:
-        UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
-    """
-    state = BertModel.from_pretrained(source, add_pooling_layer=False).state_dict()
-    layers = len(encoder.encoder["layer"])
-    state = {key: value for key, value in state.items() if _layer_of(key) < layers}
-    load_fitting(encoder, state, f"the text encoder from {source!r}")
-    return f"text encoder from {source!r}, its first {layers} layers"
 
 
 def _layer_of(key: str) -> int:

@@ -260,14 +260,7 @@ def check_settings(
     evaluation: EvaluationSettings,
     results: Sequence[str],
 ) -> None:
-    """Check settings of `SHReModule`.
-
-    Args:
-        teacher: settings of the teacher.
-        kl: settings of the distillation.
-        contrast: settings of the contrast.
-        evaluation: settings of retrieval.
-        results: names of the shared encoder's results, in order.
+    """Check settings of `SHReModule`; `results` are the names of the shared encoder's results, in order.
 
     Raises:
         UserError: If settings do not fit together, or name a result that the shared encoder does not have.

@@ -53,14 +53,9 @@ class SharedMLP(nn.Module):
         results = {"h1": h1, "h2": h2, "h3": self.head(self.norm2(h2))}
         return tuple(results[name] for name in self.widths)
 
-    def layers_after(self, results: Collection[str]) -> list[Layer]:
-        """Return the layers on which none of these results depends."""
-        layers: dict[str, list[Layer]] = {
-            "h1": [self.fc1],
-            "h2": [self.norm1, self.fc2],
-            "h3": [self.norm2, self.head],
-        }
-        return _after(layers, results)
+    def layers(self) -> dict[str, list[Layer]]:
+        """Return the consecutive layers by the result that they compute."""
+        return {"h1": [self.fc1], "h2": [self.norm1, self.fc2], "h3": [self.norm2, self.head]}
 
     def _second_layer(self, h1: Tensor) -> Tensor:
         h2: Tensor = self.fc2(self.norm1(nn.functional.gelu(h1)))
@@ -102,9 +97,9 @@ class SharedTransformer(nn.Module):
         h2 = self.layer(tokens, shared_rel_pos_bias=bias)[:, 0]
         return h2, self.head(self.norm(h2))
 
-    def layers_after(self, results: Collection[str]) -> list[Layer]:
-        """Return the layers on which none of these results depends."""
-        return _after({"h2": [self.layer], "h3": [self.norm, self.head]}, results)
+    def layers(self) -> dict[str, list[Layer]]:
+        """Return the consecutive layers by the result that they compute."""
+        return {"h2": [self.layer], "h3": [self.norm, self.head]}
 
 
 class _FirstTokenBlock(BeitBlock):
@@ -147,18 +142,13 @@ class SMKETransformer(SharedTransformer):
         h2, h1 = self.layer(tokens + self.type_scale * token_type, shared_rel_pos_bias=bias)
         return h2, h1, self.head(self.norm(h2))
 
-    def layers_after(self, results: Collection[str]) -> list[Layer]:
-        """Return the layers on which none of these results depends."""
-        layers: dict[str, list[Layer]] = {
-            "h1": [self.layer],
-            "h2": [self.layer.mlp.fc2, self.layer.gamma_2],
-            "h3": [self.norm, self.head],
-        }
-        return _after(layers, results)
+    def layers(self) -> dict[str, list[Layer]]:
+        """Return the consecutive layers by the result that they compute."""
+        return {"h1": [self.layer], "h2": [self.layer.mlp.fc2, self.layer.gamma_2], "h3": [self.norm, self.head]}
 
 
-def _after(layers: Mapping[str, list[Layer]], results: Collection[str]) -> list[Layer]:
-    """Return the layers behind the last of some results, of consecutive layers by the result that they compute."""
+def layers_after(layers: Mapping[str, list[Layer]], results: Collection[str]) -> list[Layer]:
+    """Return the layers on which none of some results depends, of consecutive layers by the result they compute."""
     names = list(layers)
     last = max(map(names.index, results))
     return [layer for name in names[last + 1 :] for layer in layers[name]]

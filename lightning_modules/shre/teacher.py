@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -27,6 +26,7 @@ from ..networks.user_teacher import (
     stated_size,
 )
 from ..networks.vit import read_vision_weights
+from .network import timm_transformer
 from .settings import TeacherSettings
 
 OPTION = "model.teacher.network"
@@ -38,7 +38,7 @@ def load_teacher(frozen: Frozen[Any], settings: TeacherSettings, outputs: int, i
     """Build the teacher and load its weights, unless they are loaded.
 
     Args:
-        frozen: where the network is put.
+        frozen: receives the network.
         settings: name and weights, or the network.
         outputs: number of its classes, or its width if its target is an embedding.
         image_size: side of the data's images, in pixels.
@@ -74,8 +74,13 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
     Raises:
         UserError: If the teacher's normalization is known and the data's is not.
     """
-    config = _timm_config(network) if settings.network is None else _stated(network)
-    size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
+    config: Mapping[str, Any]
+    if settings.network is None:
+        config = _timm_config(network)
+        size = int(config["input_size"][-1]) if config.get("fixed_input_size", False) else None
+    else:
+        config = stated_normalization(network)._asdict()
+        size = stated_size(network)
     mean = settings.mean or config.get("mean")
     std = settings.std or config.get("std")
     if mean is None or std is None:
@@ -90,15 +95,6 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
             "model.teacher.image_mean and model.teacher.image_std."
         )
     return TeacherImages(size, Normalization(tuple(data_mean), tuple(data_std)), Normalization(tuple(mean), tuple(std)))
-
-
-def _stated(network: nn.Module) -> Mapping[str, Any]:
-    """Return the image configuration of a network of the user's own, in timm's form."""
-    size = stated_size(network)
-    return stated_normalization(network)._asdict() | {
-        "fixed_input_size": size is not None,
-        "input_size": (3, size, size),
-    }
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:
@@ -140,19 +136,7 @@ def build_class_token(name: str, width: int, tag: str | None = None) -> ClassTok
     """
     model = name.removeprefix("timm/")
     full_name = model if tag is None else f"{model}.{tag}"
-    try:
-        network: Any = timm.create_model(full_name, pretrained=tag is not None, num_classes=0, global_pool="token")
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise UserError(
-            f"Expected a vision transformer of timm as the teacher, got {full_name!r} ({error}): set "
-            "model.teacher.name."
-        ) from error
-    prefix = getattr(network, "num_prefix_tokens", 1 if hasattr(network, "cls_token") else 0)
-    if prefix != 1:
-        raise UserError(
-            f"Expected a teacher with one token before the patches, the class token, got {name!r} with {prefix}: set "
-            "model.teacher.name to another vision transformer."
-        )
+    network = timm_transformer(full_name, "model.teacher.name", pretrained=tag is not None, global_pool="token")
     if network.num_features != width:
         raise UserError(
             f"Expected the teacher's width in model.num_classes, {network.num_features} of {name!r}, got {width}: "
@@ -165,7 +149,7 @@ def load_class_token(frozen: Frozen[Any], name: str, source: str | None, width: 
     """Build a teacher, load its weights, and record their origin.
 
     Args:
-        frozen: where the network is put.
+        frozen: receives the network.
         name: name of timm's model.
         source: a file of its state dict, which may be that of BEiT's pre-training, or a tag of timm's weights.
         width: width E of its tokens.
@@ -191,19 +175,19 @@ def load_class_token(frozen: Frozen[Any], name: str, source: str | None, width: 
 
 
 def _tower_state(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the blocks and of what is before them.
+    """Return the tensors of the embeddings and of the blocks.
 
     BEiT shares a table of relative positions between its blocks in pre-training; timm's models have one per block.
     """
     names = network.state_dict()
-    kept = {
+    tower = {
         name: tensor
         for name, tensor in state.items()
         if not name.startswith(_NOT_IN_TOWER) and not name.endswith("relative_position_index")
     }
-    if _SHARED_TABLE in kept and _SHARED_TABLE not in names:
-        table = kept.pop(_SHARED_TABLE)
-        kept |= {
+    if _SHARED_TABLE in tower and _SHARED_TABLE not in names:
+        table = tower.pop(_SHARED_TABLE)
+        tower |= {
             name: table for name in names if re.fullmatch(r"blocks\.\d+\.attn\.relative_position_bias_table", name)
         }
-    return kept
+    return tower

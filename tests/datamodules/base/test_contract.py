@@ -43,7 +43,7 @@ def test_setup_refuses_a_module_that_breaks_the_contract():
         attached(ShapesDataModule(length=8, eval_length=4), module).setup("fit")
     with pytest.raises(UserError, match="adopt_vocabulary"):
         asked(module, AdoptsVocabulary)
-    with pytest.raises(UserError, match=r"Module\.whole to be a property .* got 'nothing'"):
+    with pytest.raises(UserError, match=r"Module\.caption_transform to be a property .* got 'nothing'"):
         asked(type("Module", (), {"views": [(16, "bicubic")]})(), EmbedsAugmentations)
 
 

@@ -17,7 +17,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord import module as cocord_code
-from vlightning.lightning_modules.cocord.network import Predictor, ProjectionHead
+from vlightning.lightning_modules.cocord.network import ProjectionHead
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
 EQUAL_WIDTHS = [PAIRS[n] for n in (0, 2, 3, 4, 5, 6)]
@@ -112,7 +112,7 @@ def test_the_step_computes_the_papers_loss(tmp_path, options):
 
 @pytest.mark.parametrize(("name", "count"), [("head", 4_726_784), ("predictor", 2_100_736)])
 def test_heads_have_the_sizes_of_the_authors_code(name, count):
-    module = ProjectionHead(256) if name == "head" else Predictor()
+    module = ProjectionHead(256) if name == "head" else ProjectionHead(2048, hidden=512)
     assert sum(parameter.numel() for parameter in module.parameters()) == count
 
 

@@ -103,7 +103,7 @@ def noisy(number):
 
 
 def batch_for(module, pairs, faults=()):
-    inputs = NetworkInputs([View(*view) for view in module.views], module.whole)
+    inputs = NetworkInputs([View(*view) for view in module.views], module.caption_transform)
     prepared = [inputs(Image.open(io.BytesIO(pair.image)), pair, 7 * pair.row) for pair in pairs]
     return batch_of(prepared, list(faults))
 
@@ -409,7 +409,7 @@ def test_settings_describe_teachers_and_captioner(folders):
 def test_settings_without_a_captioner(module):
     assert module.settings()["captioner"] is None
     assert module.captions is None
-    assert module.whole is None
+    assert module.caption_transform is None
 
 
 def test_networks_are_loaded_once_frozen_and_in_no_checkpoint(folders, monkeypatch):

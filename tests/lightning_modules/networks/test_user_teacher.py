@@ -24,7 +24,7 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule, ShapesDataModule
 from vlightning.lightning_modules import CoCoRDModule
 from vlightning.lightning_modules.cocord.settings import TeacherSettings
-from vlightning.lightning_modules.cocord.teacher import OwnClassifier as Wrapped
+from vlightning.lightning_modules.cocord.teacher import UserClassifier as Wrapped
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.networks.user_teacher import teacher_images
 from vlightning.lightning_modules.shre.settings import TeacherSettings as SHReTeacher

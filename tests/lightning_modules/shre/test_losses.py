@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from vlightning.lightning_modules.shre.losses import posterior_divergence, posterior_entropy
+from vlightning.lightning_modules.losses.soft_targets import posterior_divergence
+from vlightning.lightning_modules.shre.losses import posterior_entropy
 
 
 def logits(seed, rows=4, classes=5):

@@ -55,7 +55,7 @@ class Embeds(LightningModule):
     widths = (4, 6)
     captions = None
     views = ((16, "bicubic"),)
-    whole = None
+    caption_transform = None
 
     def __init__(self, turned=0.0, weights="one", leaves_out=()):
         super().__init__()
