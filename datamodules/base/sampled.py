@@ -69,7 +69,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
-    """Protocols of the module that the datamodule reads (`contract`)."""
+    """Protocols of the module that this class reads (`contract`), beside those of its base classes."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         """
         if self.global_batch_size is not None:
             self.batch_size = share_of_batch(self.global_batch_size, self.replicas()[0])
-        for protocol in self.asks:
+        for protocol in (protocol for cls in type(self).__mro__ for protocol in vars(cls).get("asks", ())):
             asked_of(self.trainer, protocol)
         for split in splits_of(stage):
             if split not in self._rows and (rows := self.open_split(split)) is not None:

@@ -125,12 +125,10 @@ class ShapesVQADataModule(DrawnShapes, QuestionDataModule):
     """Questions about two colored shapes: their color, their shape, how many there are, whether there is one.
 
     A fixture for trials, not a benchmark. The images are those of `ShapesDataModule`, and so is the trained
-    tokenizer, which spells the words that captions do not have.
+    tokenizer, which spells the words that captions do not have. A training image has `questions_per_image` questions.
 
     Args:
         eval_length: number of images in the validation split, and in the test split, each with four questions.
-        **options: see `DrawnShapes` and `QuestionDataModule`; a training image has
-            `questions_per_image` questions.
     """
 
     def __init__(self, eval_length: int = 256, **options: Any) -> None:

@@ -16,9 +16,10 @@ from ...common.ranges import COUNT, SEED
 from ..base.decode import MAX_PIXELS
 from ..base.sampling import seeded, view_seed
 from ..base.stages import Split
+from ..pairs.datamodule import PairDataModule
 from ..reading.cache import index_cache
 from ..reading.shards import Shards, find_shards
-from ..reinforced.datamodule import ReinforcedDataModule
+from ..reinforced.datamodule import ReinforcedBatches
 from ..reinforced.rows import ReinforcedTable
 from ..reinforced.writer import ReinforcedRecord, write_shard
 from ..transforms.replay import AugmentationDraw
@@ -131,13 +132,14 @@ def reinforced_scene(
     )
 
 
-class ReinforcedShapesDataModule(ReinforcedDataModule):
+class ReinforcedShapesDataModule(ReinforcedBatches, PairDataModule):
     """Two colored shapes with reinforcements: a fixture for trials, not a benchmark.
 
     Training reads shards in DataCompDR's layout, which are first written to `folder`: images and captions as in
     `ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (of dimension 64
     and 96). The teachers are not trained networks; they embed the content of the scene. Validation and test are those
-    of `ShapesDataModule`: pairs of objects that do not occur in training.
+    of `ShapesDataModule`: pairs of objects that do not occur in training. Prediction reads the images of the test
+    split.
 
     Args:
         folder: folder of the shards, with one subfolder per set of arguments; existing shards are reused.
@@ -149,7 +151,6 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         num_workers: loader workers per process.
         image_size: side of the stored and of the training images, pixels.
         max_tokens: length of the token sequences; the captions need 16.
-        **options: see `ReinforcedDataModule`. Prediction reads the images of the test split.
     """
 
     def __init__(

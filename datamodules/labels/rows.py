@@ -165,7 +165,7 @@ class LabelTable(ImageTable):
         Raises:
             UserError: If the split is empty, or no probed image can be used.
         """
-        self.check_rows(split, "images", "check data.image_root and data.image_column", self.unusable)
+        self.check_rows(split, "images", "check data.image_root and data.image_column", self.image)
 
 
 def _is_decimal(text: str) -> bool:

@@ -162,17 +162,13 @@ class EmbeddedImages(PairTable):
             UserError: If the split is empty, or no probed row can be used.
         """
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                if need_captions and not any(map(_usable, self.captions(row))):
-                    return Fault(EMPTY_CAPTION, self.name(row))
-                self.embedding(row)
-            except BadSample as bad:
-                return bad.fault
-            return None
+        def read(row: int) -> None:
+            if need_captions and not any(map(_usable, self.captions(row))):
+                raise BadSample(EMPTY_CAPTION, self.name(row))
+            self.embedding(row)
 
         wanted = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}"
-        self.check_rows(split, wanted, "embed these images, correct data.image_root, or set data.join_on", unusable)
+        self.check_rows(split, wanted, "embed these images, correct data.image_root, or set data.join_on", read)
 
 
 class EmbeddedCaption(NamedTuple):

@@ -29,7 +29,6 @@ from ..base.sampled import RowLoaders
 from ..base.samples import ATTEMPTS, Transform
 from ..base.sampling import TrainingPosition, block_order, sample_numbers, shard_order, substitute
 from ..base.stages import Split
-from ..base.texts import TextDataModule
 from ..reading.stream import Stream, StreamedRow
 from ..text.tokenizers import Encoder
 from .samples import PairReader, evaluation_outcome
@@ -318,9 +317,9 @@ class StreamLoaders(RowLoaders):
     """
 
     keeps_workers = False  # workers get the position when they start, so each pass starts new workers
-    data: TextDataModule
+    data: Any  # a `PairDataModule`
 
-    def __init__(self, data: TextDataModule, samples_per_epoch: int, block: int) -> None:
+    def __init__(self, data: Any, samples_per_epoch: int, block: int) -> None:
         super().__init__(data)
         self.samples_per_epoch = samples_per_epoch
         self.block = block

@@ -58,18 +58,28 @@ def read_list(
 
 
 def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record:
+    values = checked_object(item)
+    if values.get(image) is None:
+        raise BadSample("no image", "")
+    identity = values.get("image_id" if image_id is None else image_id)
+    return {
+        "image": {"bytes": None, "path": str(values[image])},
+        "caption": captions_in(values.get(caption)),
+        "image_id": identity_in(identity),
+    }
+
+
+def checked_object(item: Any) -> dict[str, Any]:
+    """Return an item of a list.
+
+    Raises:
+        BadSample: If it is no object, or has more values than columns.
+    """
     if not isinstance(item, dict):
         raise BadSample("no object", "")
     if None in item:  # the CSV reader's key of excess values, as after a comma in a caption without quotation marks
         raise BadSample("more values than columns", "")
-    if item.get(image) is None:
-        raise BadSample("no image", "")
-    identity = item.get("image_id" if image_id is None else image_id)
-    return {
-        "image": {"bytes": None, "path": str(item[image])},
-        "caption": captions_in(item.get(caption)),
-        "image_id": identity_in(identity),
-    }
+    return item
 
 
 def first_keys(file: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -82,19 +83,12 @@ class Opening:
             source.caption_column or self.caption_column,
             source.image_id_column or self.image_id_column,
         )
-        with retrying(self.retries):
-            try:
-                resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
-                is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
-                if is_table or resolved.format in ("hub", "disk"):
-                    return self._open_library(source, resolved, columns, split, streaming)
-                return self._open_files(source, resolved, columns, split, streaming)
-            except ValueError as error:
-                if "corresponds to no data" not in str(error):
-                    raise
-                raise UserError(
-                    f"Expected rows in the {split} split ({source.path!r}), got none: check the path."
-                ) from None
+        with retrying(self.retries), converting(source.path, split):
+            resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
+            is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
+            if is_table or resolved.format in ("hub", "disk"):
+                return self._open_library(source, resolved, columns, split, streaming)
+            return self._open_files(source, resolved, columns, split, streaming)
 
     def _root(self, source: Source, folder: str) -> tuple[str, bool]:
         """Return the folder that relative image paths start from, and whether the user named it."""
@@ -200,13 +194,7 @@ class Opening:
         given = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
             return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=given))
-        try:
-            return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
-        except Exception as error:
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-                raise cause from None  # the library wraps the error of the reader
-            raise
+        return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
 
     # Sources that the `datasets` library reads
 
@@ -294,6 +282,43 @@ class Opening:
                 f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
                 f"data.{self._caption_option} to one of {others}."
             )
+
+
+@contextlib.contextmanager
+def converting(origin: str, split: str) -> Iterator[None]:
+    """Raise errors of `Dataset.from_generator` and of the library's readers as errors for the user.
+
+    Args:
+        origin: the source as the user gave it.
+        split: split of the datamodule.
+
+    Raises:
+        UserError: If the source has no rows, or the reader of its rows raised such an error, which the library wraps.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
+            raise cause from None
+        if isinstance(error, ValueError) and "corresponds to no data" in str(error):
+            raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
+        raise
+
+
+def resolve_tables(source: Source, wanted: str) -> Resolved:
+    """Find the files of a source of lists or Parquet on a disk.
+
+    Raises:
+        UserError: If the source does not exist, or is of another format.
+    """
+    resolved = resolve(source)
+    if resolved.format not in ("json", "parquet"):
+        raise UserError(
+            f"Expected .json, .jsonl, .csv or .parquet files with {wanted}, got {source.path!r} of the format "
+            f"{resolved.format}: convert the data."
+        )
+    return resolved
 
 
 def no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:

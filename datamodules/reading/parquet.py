@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from ...common.errors import UserError
 from ..base.faults import ROW_ERRORS, BadSample, unreadable
 from .layout import FAULT, Record, captions_in, identity_in, record
-from .lists import refuse_duplicates
+from .lists import read_items, refuse_duplicates
 from .remote import open_file
 from .stream import READ_AT_ONCE
 
@@ -38,6 +39,25 @@ def column_names(file: str) -> list[str]:
     """Return the names of the columns of a file; arguments and errors as in `parquet_schema`."""
     names: list[str] = parquet_schema(file).names
     return names
+
+
+def read_table_items(file: str) -> Iterator[Callable[[], Any]]:
+    """Yield a function for each row of a Parquet file on a disk, or each item of a list, as `read_items` does.
+
+    Raises:
+        UserError: If the file has another form.
+    """
+    if not file.endswith(".parquet"):
+        yield from read_items(file)
+        return
+    try:
+        column_names(file)  # raises an error for a name that is not unique
+        table = parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Expected a Parquet file, got {file!r} ({error}): correct it.") from error
+    with table:
+        for batch in table.iter_batches(1000):
+            yield from (lambda row=row: row for row in batch.to_pylist())
 
 
 def read_parquets(

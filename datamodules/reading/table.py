@@ -15,7 +15,7 @@ from PIL import Image
 
 from ...common.errors import UserError
 from ..base.decode import decode_image
-from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
+from ..base.faults import EMPTY_CAPTION, BadSample, reading
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import Ids, Layout, StoredImage, is_binary_type, is_list_type, probed_rows, read_ids
@@ -136,22 +136,14 @@ class ImageTable:
             _contains_all_images(data, layout.image) for data, layout in zip(self._images, self.layouts, strict=True)
         ]
 
-    def unusable(self, row: int) -> Fault | None:
-        """Return the fault of a row, or None."""
-        try:
-            self.image(row)
-        except BadSample as bad:
-            return bad.fault
-        return None
-
-    def check_rows(self, split: str, wanted: str, advice: str, unusable: Callable[[int], Fault | None]) -> None:
+    def check_rows(self, split: str, wanted: str, advice: str, read: Callable[[int], Any]) -> None:
         """Check that the split has rows, and that at least one of `PROBED_ROWS` evenly spaced rows can be used.
 
         Args:
             split: name of the split, for the message.
             wanted: what is expected of the rows, for the message.
             advice: how to correct the data, for the message.
-            unusable: returns the fault of a row, or None.
+            read: reads a row; raises `BadSample`.
 
         Raises:
             UserError: If the split is empty, or no probed row can be used.
@@ -163,9 +155,11 @@ class ImageTable:
         example = ""
         rows = probed_rows(len(self))
         for row in rows:
-            fault = unusable(row)
-            if fault is None:
+            try:
+                read(row)
                 return
+            except BadSample as bad:
+                fault = bad.fault
             causes[fault.cause] = causes.get(fault.cause, 0) + 1
             example = fault.name if fault.cause != EMPTY_CAPTION else example
         what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
@@ -285,16 +279,13 @@ class PairTable(ImageTable):
         if len(self):
             _ = self._numbers
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                captions = self.captions(row)
-            except BadSample as bad:
-                return bad.fault
+        def read(row: int) -> None:
+            captions = self.captions(row)
             if need_captions and not any(usable_caption(text, clean, max_words) for text in captions):
-                return Fault(EMPTY_CAPTION, self.name(row))
-            return self.unusable(row)
+                raise BadSample(EMPTY_CAPTION, self.name(row))
+            self.image(row)
 
-        self.check_rows(split, "images with captions", "check data.image_root and the column names", unusable)
+        self.check_rows(split, "images with captions", "check data.image_root and the column names", read)
 
 
 def _contains_all_images(dataset: Any, column: str) -> bool:
