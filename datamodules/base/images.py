@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from ...common.preprocessing import transform_record
-from ..transforms.clip import pair_eval_transform
+from ..transforms.albef import pair_eval_transform
 from ..transforms.normalize import ToNormalized, in_pixels, normalization_of, normalized
 from .contract import ExpectsPreprocessing, asked_of
 

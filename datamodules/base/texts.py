@@ -44,20 +44,20 @@ class PredictTexts:
     """Texts for prediction, from a list or a text file with one text per line.
 
     Args:
-        given: the list, or the path of the file; None for no texts.
+        source: the list, or the path of the file; None for no texts.
         clean: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps.
     """
 
-    def __init__(self, given: str | list[str] | None, clean: bool, max_words: int) -> None:
-        self.given = given
+    def __init__(self, source: str | list[str] | None, clean: bool, max_words: int) -> None:
+        self.source = source
         self.clean = clean
         self.max_words = max_words
 
     @cached_property
     def all(self) -> list[str]:
         """All texts; empty texts are in no batch."""
-        return read_texts(self.given) if isinstance(self.given, str) else list(self.given or ())
+        return read_texts(self.source) if isinstance(self.source, str) else list(self.source or ())
 
     def usable(self) -> dict[int, tuple[int, str]]:
         """Return the texts that are not empty, as pairs of index and text by index."""
@@ -69,12 +69,12 @@ class PredictTexts:
         Raises:
             UserError: If texts were given, and all of them are empty.
         """
-        if self.given is None:
+        if self.source is None:
             return
         total = len(self.all)
         usable = len(self.usable())
         if not usable:
-            origin = f" in {self.given!r}" if isinstance(self.given, str) else ""
+            origin = f" in {self.source!r}" if isinstance(self.source, str) else ""
             raise UserError(
                 f"Expected at least one text that is not empty, got {total} empty texts{origin}: set "
                 "data.predict_texts to a text file with one text per line, or to a list of texts."
@@ -90,7 +90,7 @@ class TextCollate:
     encoder: Encoder
 
     def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
-        """Encode pairs of an index and a text."""
+        """Build a batch of pairs of an index and a text."""
         batch = {
             **self.encoder([text for _, text in texts]),
             "text_index": torch.tensor([index for index, _ in texts]),

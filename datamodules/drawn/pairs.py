@@ -11,7 +11,7 @@ from torch import nn
 from ...common.ranges import COUNT, POSITIVE_SHARE, SEED, CheckedArguments
 from ..base.stages import Split
 from ..pairs.datamodule import PairDataModule
-from ..transforms.clip import pair_train_transform
+from ..transforms.albef import pair_train_transform
 from .shapes import ShapesTable
 
 

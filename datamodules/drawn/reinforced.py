@@ -40,20 +40,17 @@ _INVERSE = {
 def captions_with_facts(scene: Scene) -> dict[str, list[str]]:
     """Return the captions of a scene, each with the facts that it states; the first caption states all facts."""
     first, second, _ = scene
-    one = _facts(first, "first")
-    other = _facts(second, "second")
+    first_facts = _facts(first, "first")
+    second_facts = _facts(second, "second")
+    looks = [*first_facts[:3], *second_facts[:3]]
     relation = [f"relation {scene.relation}", f"first {first.shape} {scene.relation}"]
     return {
-        str(scene): [*one, *other, *relation],
-        f"{second} {_INVERSE[scene.relation]} {first}": [*one, *other, *relation],
-        f"{first} and {second}": [*one, *other],
-        f"two shapes, {first.color} and {second.color}: {first.shape}, {second.shape}": [*one[:3], *other[:3]],
-        f"a {first.color} {first.shape} {scene.relation} a {second.color} {second.shape}": [
-            *one[:3],
-            *other[:3],
-            *relation,
-        ],
-        f"a {first.shape} {scene.relation} a {second.shape}": [one[1], other[1], *relation],
+        str(scene): [*first_facts, *second_facts, *relation],
+        f"{second} {_INVERSE[scene.relation]} {first}": [*first_facts, *second_facts, *relation],
+        f"{first} and {second}": [*first_facts, *second_facts],
+        f"two shapes, {first.color} and {second.color}: {first.shape}, {second.shape}": looks,
+        f"a {first.color} {first.shape} {scene.relation} a {second.color} {second.shape}": [*looks, *relation],
+        f"a {first.shape} {scene.relation} a {second.shape}": [first_facts[1], second_facts[1], *relation],
     }
 
 
@@ -71,10 +68,6 @@ class OracleTeacher:
     """Teacher that embeds the facts that an image or a caption shows, instead of the image or the caption.
 
     An embedding is the sum of a random direction for each fact, so that similar scenes have similar embeddings.
-
-    Args:
-        width: the embedding dimension.
-        seed: seed of the directions.
     """
 
     def __init__(self, width: int, seed: int) -> None:

@@ -5,7 +5,7 @@ The rows have the members of `TaskTable` that readers use. A row is a function o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +15,12 @@ from ..base.sampling import generator
 from ..base.stages import Split
 from ..tasks.datamodule import TaskDataModule
 from .pairs import DrawnShapes
-from .shapes import COLORS, RELATIONS, SHAPES, SIZES, THINGS, Scene, ShapesTable, Thing, draw
+from .shapes import COLORS, RELATIONS, SHAPES, SIZES, THINGS, Scene, TextTable, Thing, draw
 
 # Streams of draws, beside those of `ShapesTable`
 _PLAN = 10
 _LEFT = 11
 _RIGHT = 12
-_STREAM: dict[Split, int] = {"train": 0, "validation": 1, "test": 2, "predict": 2}
 PANEL = (70, 70, 70)
 
 
@@ -34,24 +33,8 @@ class Judged(NamedTuple):
     label: int  # contradiction 0, neutral 1, entailment 2
 
 
-class JudgedTable:
-    """Texts to judge about drawn images of one split.
-
-    Args:
-        split: the split; its rows are drawn separately.
-        length: number of training rows.
-        eval_length: number of rows of the validation split, and of the test split.
-        image_size: side of the images, pixels.
-        seed: seed of the content.
-    """
-
-    def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)
-        self._side = image_size
-        self._draws = (_STREAM[split], seed)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
+class JudgedTable(TextTable):
+    """Texts to judge about drawn images of one split."""
 
     def all_images(self, row: int) -> list[Image.Image]:
         """Draw the images of a row: RGB, `image_size` pixels square."""
@@ -68,10 +51,6 @@ class JudgedTable:
     def image_name(self, row: int) -> str:
         """Return the name of the row, since its images are not files."""
         return self.name(row)
-
-    def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of `ShapesTable` is trained on, for its checkpoints."""
-        return self._shapes.texts()
 
 
 class ShapeEntailmentTable(JudgedTable):

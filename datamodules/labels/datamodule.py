@@ -22,13 +22,13 @@ from ..base.stages import Split
 from ..reading.layout import Layout
 from ..reading.open import Opening
 from ..reading.resolve import Sources, by_split
+from ..transforms.albef import pair_eval_transform
 from ..transforms.classification import (
     CIFAREvalTransform,
     CIFARTrainTransform,
     ImageNetEvalTransform,
     ImageNetTrainTransform,
 )
-from ..transforms.clip import pair_eval_transform
 from ..transforms.normalize import in_pixels
 from .rows import LabelTable
 from .samples import LabelCollate, LabeledRows, LabelReader, labels_of
@@ -120,9 +120,6 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Iterate once over the images of a split, preprocessed as in evaluation; unusable images are skipped.
 
         This is for computations on all training images before training, such as features.
-
-        Args:
-            split: a split that is set up.
 
         Raises:
             UserError: If the split is not set up.

@@ -78,7 +78,7 @@ class LabelCollate:
     transform: Transform | None = None
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the views."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
             return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run

@@ -20,7 +20,7 @@ from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .samples import EvaluationCollate, EvaluationSet, PairReader, PairRows, TrainingCollate
+from .samples import EvaluationCollate, EvaluationReader, EvaluationSet, PairReader, PairRows, TrainingCollate
 from .source_arguments import SourceArguments
 from .streams import StreamLoaders
 
@@ -38,11 +38,7 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         return PairReader(rows, self.worker_transform(training=True), self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the usable captions of evaluated images as texts, in the order of the evaluation.
-
-        Args:
-            split: a split that is set up.
-            sample_index: indices of the images in the batches.
+        """Return the usable captions of evaluated images by `sample_index`, in the order of the evaluation.
 
         Raises:
             UserError: If the split is not set up, or is streamed.
@@ -65,9 +61,12 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
         """Return a dataset of images with all of their captions."""
-        return EvaluationSet(
-            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
-        )
+        return EvaluationSet(rows, items, self.evaluation_reader(split))
+
+    def evaluation_reader(self, split: Split) -> EvaluationReader:
+        """Return a reader of an image with all of its captions, of which prediction needs none."""
+        transform = self.worker_transform(training=False)
+        return EvaluationReader(transform, self.encoder(), self.run_seed, split != "predict")
 
     def evaluation_collate(self) -> EvaluationCollate:
         """Stack the images and encode all of their captions."""
@@ -158,9 +157,6 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
 
     def _check_streaming(self, trains: bool) -> None:
         """Check the options that `streaming`, which does not know the numbers of rows, needs or excludes.
-
-        Args:
-            trains: whether there is a source of training rows.
 
         Raises:
             UserError: If an option does not fit.

@@ -11,7 +11,7 @@ from torch import nn
 from ...common.ranges import COUNT, CheckedArguments
 from ..base.decode import MAX_PIXELS
 from ..reading.resolve import Sources, by_split
-from ..transforms.clip import pair_train_transform
+from ..transforms.albef import pair_train_transform
 
 
 class SourceArguments(CheckedArguments, pl.LightningDataModule):

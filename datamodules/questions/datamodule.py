@@ -227,7 +227,12 @@ class VQADataModule(SourceArguments, QuestionDataModule):
         return self.sources["train"], (0.0, self.held_out)
 
     @cached_property
-    def _answers(self) -> tuple[str, ...]:
+    def answers(self) -> Sequence[str]:
+        """The answers that are ranked, without empty and repeated ones; empty if there is no list.
+
+        Raises:
+            UserError: If the file does not exist, or is not a list with texts.
+        """
         if self.answer_list is None:
             return ()
         path = Path(self.answer_list).expanduser()
@@ -241,8 +246,3 @@ class VQADataModule(SourceArguments, QuestionDataModule):
                 "any: correct data.answer_list."
             )
         return tuple(dict.fromkeys(texts))
-
-    @property
-    def answers(self) -> Sequence[str]:
-        """The answers that are ranked, without empty and repeated ones; empty if there is no list."""
-        return self._answers

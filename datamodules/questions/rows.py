@@ -233,9 +233,10 @@ class QuestionTable(ImageTable):
     def images(self) -> list[list[int]]:
         """Return the rows of each image, in the order of the first rows; an embedded image is a group of its own."""
         numbers = self._numbers("group", -1)
-        kept = numbers if self._rows is None else numbers[self._rows]
+        if self._rows is not None:
+            numbers = numbers[self._rows]
         groups: dict[int, list[int]] = {}
-        for row, number in enumerate(kept.tolist()):
+        for row, number in enumerate(numbers.tolist()):
             groups.setdefault(number if number >= 0 else -1 - row, []).append(row)
         return list(groups.values())
 
@@ -260,5 +261,5 @@ class QuestionTable(ImageTable):
                 raise BadSample(NO_ANSWER, self.name(row))
             self.image(row)
 
-        wanted = "images with questions" + (" and answers" if split == "train" else "")
-        self.check_rows(split, wanted, "check data.image_root, data.image_roots and the column names", read)
+        expected = "images with questions" + (" and answers" if split == "train" else "")
+        self.check_rows(split, expected, "check data.image_root, data.image_roots and the column names", read)

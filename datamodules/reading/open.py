@@ -65,11 +65,6 @@ class Opening:
     def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
 
-        Args:
-            source: the source.
-            split: split of the datamodule, for hub datasets and messages.
-            streaming: whether to stream the rows instead of memory-mapping a copy.
-
         Returns:
             A `datasets.Dataset` whose images are not decoded (a `StreamedSource` for streaming), and
             the layout of its rows.
@@ -191,10 +186,10 @@ class Opening:
             }
         )
         stamps = [file_stamp(file) for file in files]
-        given = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
+        kwargs = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
-            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=given))
-        return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
+            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=kwargs))
+        return Dataset.from_generator(_read, features=features, gen_kwargs=kwargs, cache_dir=self.cache_dir)
 
     # Sources that the `datasets` library reads
 
@@ -276,7 +271,9 @@ class Opening:
         if columns.caption not in schema.names:
             return
         captions = _value_type(schema, columns.caption)
-        if not (_holds_labels if self.labels else _holds_texts)(captions):
+        # The type of a list's values in all of Arrow's layouts; a label is no list.
+        single = captions if self.labels else getattr(captions, "value_type", captions)
+        if not (is_text_type(single) or (self.labels and pa.types.is_integer(single))):
             wanted = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
                 f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
@@ -287,10 +284,6 @@ class Opening:
 @contextlib.contextmanager
 def converting(origin: str, split: str) -> Iterator[None]:
     """Raise errors of `Dataset.from_generator` and of the library's readers as errors for the user.
-
-    Args:
-        origin: the source as the user gave it.
-        split: split of the datamodule.
 
     Raises:
         UserError: If the source has no rows, or the reader of its rows raised such an error, which the library wraps.
@@ -367,14 +360,6 @@ def _holds_images(kind: pa.DataType) -> bool:
     return is_text_type(kind) or is_binary_type(kind)
 
 
-def _holds_texts(kind: pa.DataType) -> bool:
-    return is_text_type(getattr(kind, "value_type", kind))  # of lists in all of Arrow's layouts
-
-
-def _holds_labels(kind: pa.DataType) -> bool:
-    return is_text_type(kind) or pa.types.is_integer(kind)
-
-
 @dataclass
 class PairSources:
     """Sources of the image-caption pairs of each split.
@@ -398,11 +383,6 @@ class PairSources:
 
     def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
         """Open and check the rows of a split.
-
-        Args:
-            split: the split.
-            clean: whether to apply ALBEF's caption cleaning.
-            max_words: number of words that the cleaning keeps.
 
         Returns:
             The rows; None if the split has no source.

@@ -23,9 +23,6 @@ FOOTER = 2**16
 def parquet_schema(file: str) -> pa.Schema:
     """Return the names and types of the columns of a file.
 
-    Args:
-        file: a path or URL.
-
     Raises:
         UserError: If a name is not unique.
     """
@@ -63,15 +60,7 @@ def read_table_items(file: str) -> Iterator[Callable[[], Any]]:
 def read_parquets(
     files: list[str], image: str, caption: str, image_id: str | None, retries: int | None = None
 ) -> Iterator[Record]:
-    """Yield the records of Parquet files.
-
-    Args:
-        files: paths or URLs.
-        image: column of the images, encoded or paths.
-        caption: column of the captions.
-        image_id: column of the image ids; None for "image_id" if that exists.
-        retries: as in `attempted`.
-    """
+    """Yield the records of Parquet files; arguments as in `read_list`."""
     for file in files:
         yield from parquet_records(file, image, caption, image_id, 0, retries)
 
@@ -114,15 +103,7 @@ def _of_row(row: dict[str, Any], image: str, caption: str, image_id: str) -> Rec
 
 
 class ParquetSource:
-    """Streamed Parquet files; reading starts at the row group of the first row.
-
-    Args:
-        files: paths or URLs.
-        image: column of the images, encoded or paths.
-        caption: column of the captions.
-        image_id: column of the image ids; None for "image_id" if that exists.
-        retries: as in `attempted`.
-    """
+    """Streamed Parquet files; reading starts at the row group of the first row. Arguments as in `read_list`."""
 
     def __init__(self, files: Sequence[str], image: str, caption: str, image_id: str | None, retries: int) -> None:
         self.files = list(files)

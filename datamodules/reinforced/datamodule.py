@@ -22,7 +22,8 @@ from ..reading.shards import SeparateImages, Shards, find_shards, teachers_of
 from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..reading.tar import IMAGE_SUFFIXES
-from ..transforms.clip import ReplayTransform, pair_eval_transform
+from ..transforms.albef import pair_eval_transform
+from ..transforms.clip import ReplayTransform
 from .rows import OtherSizes, ReinforcedTable
 from .samples import ReinforcedCollate, ReinforcedDraws, ReinforcedReader, ReinforcedSet
 

@@ -52,10 +52,6 @@ class Annotations:
     def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
         """Open one source.
 
-        Args:
-            source: `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet`, or a folder or pattern of such.
-            split: split of the datamodule, for messages; prediction needs no further columns.
-
         Returns:
             A `datasets.Dataset` with the columns `images`, `TEXT`, `values` and `FAULT`, and
             the layout of its rows, whose caption column is the first of the values.
@@ -156,13 +152,7 @@ def _image(value: Any, suffix: str) -> dict[str, Any]:
 
 
 class TaskTable(LabelTable):
-    """Images with a text and a label, of one or several memory-mapped sources, concatenated.
-
-    Args:
-        sources: the opened sources, each with its layout.
-        max_pixels: images with more pixels are refused.
-        image_columns: columns of the images of a row.
-    """
+    """Images with a text and a label, of one or several memory-mapped sources, concatenated."""
 
     def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
         super().__init__(sources, max_pixels)

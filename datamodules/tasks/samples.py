@@ -42,10 +42,7 @@ class TaskSample(NamedTuple):
 class TaskReader:
     """Reader of samples: the images, each with augmentation of its own, the text and the label.
 
-    Args:
-        rows: rows of the split.
-        transform: image to float [3, H, W].
-        encoder: decides which texts are usable.
+    Arguments as in `PairReader`.
     """
 
     rows: TaskRows
@@ -67,11 +64,7 @@ class TaskReader:
 
 @dataclass(kw_only=True)
 class TaskCollate(LabelCollate):
-    """Build batches as `LabelCollate` does, with `input_ids` and `attention_mask` [B, L] of the texts.
-
-    Args:
-        encoder: encodes the texts.
-    """
+    """Build batches as `LabelCollate` does, with `input_ids` and `attention_mask` [B, L] of the texts."""
 
     encoder: Encoder
 
