@@ -249,12 +249,7 @@ class Asked(NamedTuple):
 class QuestionEvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its questions; unusable ones are skipped, never replaced.
 
-    Args:
-        rows: rows of the split.
-        images: the rows of each image.
-        transform: image to float [3, H, W], without randomness.
-        encoder: decides which questions are usable.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    Arguments as in `EvaluationReader`, with the rows of each image.
     """
 
     rows: QuestionRows

@@ -72,11 +72,9 @@ Record = dict[str, Any]
 
 
 def record(make: Callable[[], Record]) -> Record:
-    """Return the record of one row of a file, or a record with the fault of the row.
+    """Return the record of one row, or a record with the fault of the row, a `BadSample` or `ROW_ERRORS` of `make`.
 
-    Args:
-        make: function that creates the record; it may raise `BadSample` or `ROW_ERRORS`, which are caught
-            here. Errors that concern the whole file are raised elsewhere.
+    Errors that concern the whole file are raised elsewhere.
     """
     try:
         values = make()

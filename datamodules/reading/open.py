@@ -362,14 +362,7 @@ def _holds_images(kind: pa.DataType) -> bool:
 
 @dataclass
 class PairSources:
-    """Sources of the image-caption pairs of each split.
-
-    Args:
-        sources: sources by split.
-        opening: settings that all sources share.
-        max_pixels: images with more pixels are refused.
-        streaming: whether to stream the rows instead of memory-mapping a copy.
-    """
+    """Sources of the image-caption pairs of each split, which are streamed or memory-mapped."""
 
     sources: dict[Split, list[str | Source]]
     opening: Opening

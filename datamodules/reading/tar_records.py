@@ -155,8 +155,7 @@ class TarSource:
 
     Args:
         files: absolute paths or URLs.
-        caption: as in `tar_records`, like the next.
-        image_id: key of the image id.
+        caption: as in `tar_records`, like `image_id`.
         cache: folder of the cached offsets of the samples.
         retries: as in `attempted`.
     """

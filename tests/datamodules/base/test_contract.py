@@ -73,6 +73,14 @@ def test_a_datamodule_is_at_most_three_classes_deep(name):
 
 
 @pytest.mark.parametrize("name", CLASSES)
+def test_every_option_has_a_description_of_its_own(name):
+    options = constructor_parameters(getattr(vlightning.datamodules, name))
+    assert [
+        option.name for option in options if not option.doc or option.doc.startswith(("see ", "options: see"))
+    ] == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_the_arguments_are_those_of_the_command_line(name):
     cls = getattr(vlightning.datamodules, name)
     options = {parameter.name for parameter in constructor_parameters(cls)}
