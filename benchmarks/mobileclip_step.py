@@ -104,7 +104,7 @@ def reader(options: argparse.Namespace) -> None:
         }
         clip = {"tokenizer": "clip", "vocab_size": 49408, "max_tokens": 77, "caption_column": "txt"}
         functions: dict[str, Callable[[], Any]] = {
-            way: passes(ImageTextDataModule(folders["npz"], train_transform=transform, **common, **clip))
+            way: passes(ImageTextDataModule(train=folders["npz"], train_transform=transform, **common, **clip))
             for way, transform in transforms.items()
         }
         for form, folder in folders.items():

@@ -111,10 +111,6 @@ class NamesClasses(Protocol):
     def every_image(self, split: Any) -> Iterable[Mapping[str, Any]]:
         """Iterate once over the images of a split, preprocessed as in evaluation."""
 
-
-class KnowsLabels(Protocol):
-    """A datamodule of labeled images that are read by position: every `LabelDataModule`."""
-
     def training_labels(self) -> Sequence[int]:
         """Return the label of each training image by `sample_index`; -1 for an image without a readable label."""
 
@@ -184,10 +180,6 @@ Asked = TypeVar("Asked")
 
 def asked(module: Any, protocol: type[Asked]) -> Asked | None:
     """Return an object typed as a protocol of the contract, or None if it has no member of the protocol.
-
-    Args:
-        module: a module or a datamodule.
-        protocol: a protocol of this file.
 
     Raises:
         UserError: If the object has some members but not all, or a method is not callable.

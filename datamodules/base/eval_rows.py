@@ -47,13 +47,7 @@ def drawn_evenly(length: int, limit: int | float | None, labels: Sequence[int] |
 
 
 def evaluated_items(length: int, batch_size: int, processes: int, limit_batches: Any) -> np.ndarray:
-    """Return the items that all processes read under the Trainer's limit of batches.
-
-    Args:
-        length: number of items.
-        batch_size: items per process and batch.
-        processes: number of processes.
-        limit_batches: number of batches of a process, or their share if it is a float.
+    """Return the items that all processes read under the Trainer's limit of batches of a process, a number or share.
 
     Returns:
         Indices, int64 [n].

@@ -68,9 +68,6 @@ do errors of transforms, which are applied outside of `reading`.
 def reading(name: str) -> Iterator[None]:
     """Raise errors that the content of one row causes as `BadSample`, with the text of the error in the name.
 
-    Args:
-        name: name of the row in messages.
-
     Raises:
         BadSample: If one of `ROW_ERRORS` is raised; the cause includes its type, as in
             "unreadable (RecursionError)".

@@ -83,10 +83,6 @@ def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[st
     A checkpoint that contains a module or a dataclass cannot be loaded with `weights_only=True`. With the command
     line Lightning records the configuration instead of the arguments, so transforms are recorded by name. URLs are
     recorded without their secrets.
-
-    Args:
-        module: the datamodule.
-        arguments: values of the constructor's arguments by name.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`")

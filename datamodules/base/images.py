@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import lightning.pytorch as pl
 import torch
@@ -12,38 +12,65 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from ...common.preprocessing import transform_record
-from ..transforms.normalize import (
-    ToNormalized,
-    in_pixels,
-    normalization_of,
-    normalized,
-)
+from ..transforms.albef import pair_eval_transform
+from ..transforms.normalize import ToNormalized, in_pixels, normalization_of, normalized
 from .contract import ExpectsPreprocessing, asked_of
 
 
 class ImageTransforms(pl.LightningDataModule):
     """Transforms of training and evaluation, and their description; a base class of the datamodules of images.
 
-    The constructor of the datamodule sets `_train_transform` and `_eval_transform`; None selects the default.
+    It stands before `SampledDataModule` among the base classes.
 
     Loader workers apply `worker_transform`: they send uint8, a quarter of the bytes of float32. In a run, the
     images are normalized after their transfer, on the device; without a running trainer, by the loader. The values are
     those of the transform, bit for bit. A transform that is no `NormalizedTransform`
     (`ProbeTrainTransform`, which erases after the normalization, and those of users) sends what it returns.
+
+    Args:
+        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
+        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
     """
 
-    _train_transform: nn.Module | None
-    _eval_transform: nn.Module | None
+    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing,)
+    default_image_size: ClassVar[int | None] = None
+    """Side of the images without an argument and without trained weights."""
+    _image_size: int | None = None
     _train_finish: ToNormalized | None = None
     _eval_finish: ToNormalized | None = None
+
+    def __init__(
+        self, *, train_transform: nn.Module | None = None, eval_transform: nn.Module | None = None, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self._train_transform = train_transform
+        self._eval_transform = eval_transform
+
+    @property
+    def image_size(self) -> int:
+        """Side of the square images, pixels: that of the argument, else what trained weights expect, else the default.
+
+        Raises:
+            AttributeError: If there is none of them.
+        """
+        size: int | None = (
+            self._image_size or self.expected_preprocessing().get("image_size") or self.default_image_size
+        )
+        if size is None:
+            raise AttributeError(f"{type(self).__name__} sets no image_size")
+        return size
+
+    @image_size.setter
+    def image_size(self, size: int | None) -> None:
+        self._image_size = size
 
     def default_train_transform(self) -> nn.Module:
         """Return the training transform that is used if none was given."""
         raise NotImplementedError
 
     def default_eval_transform(self) -> nn.Module:
-        """Return the evaluation transform that is used if none was given."""
-        raise NotImplementedError
+        """Return the evaluation transform that is used if none was given: what trained weights expect, else ALBEF's."""
+        return pair_eval_transform(self.image_size, self.expected_preprocessing())
 
     @property
     def train_transform(self) -> nn.Module:

@@ -101,14 +101,7 @@ class BatchLoader:
 
 
 class PredictionLoader(BatchLoader):
-    """Loader that also passes the indices of the items in each batch to Lightning's prediction writers.
-
-    Args:
-        batches: indices of the items in each batch of this process.
-        make: creates the inner loader from a batch sampler.
-        account: counts unusable samples.
-        skip_empty: as in `BatchLoader`.
-    """
+    """Loader that also passes the indices of the items in each batch to Lightning's prediction writers."""
 
     def __init__(
         self, batches: list[list[int]], make: Callable[[Any], DataLoader[Any]], account: Account, skip_empty: bool
@@ -151,9 +144,6 @@ def outlast_signals(worker: int) -> None:
     SLURM, and Ctrl-C in a terminal, send these signals to all processes of a run. Without its workers the run could not
     finish the step and write a checkpoint. A signal more than five seconds after the first ends the worker, since torch
     sends SIGTERM to workers that hang.
-
-    Args:
-        worker: number of the worker, passed by torch.
     """
     times: list[float] = []
 

@@ -50,11 +50,11 @@ class Mix:
         pieces: list[np.ndarray] = []
         start = 0
         for size, weight in zip(self.sizes, self._weights, strict=True):
-            whole = int(weight)
-            pieces += [np.arange(start, start + size) + repetition * self.rows for repetition in range(whole)]
-            rest = _items(size, weight) - whole * size
+            repetitions = int(weight)
+            pieces += [np.arange(start, start + size) + repetition * self.rows for repetition in range(repetitions)]
+            rest = _items(size, weight) - repetitions * size
             if rest:
-                pieces.append(generator.choice(size, rest, replace=False) + start + whole * self.rows)
+                pieces.append(generator.choice(size, rest, replace=False) + start + repetitions * self.rows)
             start += size
         items = np.concatenate(pieces) if pieces else np.arange(0)
         return items[generator.permutation(len(items))]

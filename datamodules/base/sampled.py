@@ -69,7 +69,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
     """
 
     asks: ClassVar[tuple[type, ...]] = ()
-    """Protocols of the module that the datamodule reads (`contract`)."""
+    """Protocols of the module that this class reads (`contract`), beside those of its base classes."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         """
         if self.global_batch_size is not None:
             self.batch_size = share_of_batch(self.global_batch_size, self.replicas()[0])
-        for protocol in self.asks:
+        for protocol in (protocol for cls in type(self).__mro__ for protocol in vars(cls).get("asks", ())):
             asked_of(self.trainer, protocol)
         for split in splits_of(stage):
             if split not in self._rows and (rows := self.open_split(split)) is not None:
@@ -183,10 +183,10 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
                 if split == "train" and self.mixing_temperature != 1:
                     self.epoch_mix(rows)  # raises an error before training
         needed = splits_of(stage)[0]
-        instead, others = self._can_predict() if needed == "predict" else (False, "")
-        if stage is not None and needed not in self._rows and not instead:
+        can_predict, alternatives = self._can_predict() if needed == "predict" else (False, "")
+        if stage is not None and needed not in self._rows and not can_predict:
             command = TrainerFn(stage).value  # the member itself would print as TrainerFn.TESTING
-            raise UserError(f"Expected a {needed} source for {command!r}, got none: set data.{needed}{others}.")
+            raise UserError(f"Expected a {needed} source for {command!r}, got none: set data.{needed}{alternatives}.")
 
     def train_dataloader(self) -> BatchLoader:
         """Return the training batches of this process, starting at the trainer's position."""
@@ -231,7 +231,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         self.teardown()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed of the run, and what the order of samples depends on beside it."""
+        """Return the seed of the run, and all else that the order of samples depends on."""
         rows = self._rows.get("train")
         processes = self.replicas()[0]
         return {
@@ -358,14 +358,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         return items
 
     def torch_loader(self, dataset: Any, collate: Any, workers: int | None = None, **options: Any) -> DataLoader[Any]:
-        """Return torch's loader of a dataset.
-
-        Args:
-            dataset: the dataset.
-            collate: function that collates outcomes to a batch.
-            workers: number of workers; None for `num_workers`.
-            **options: of `torch.utils.data.DataLoader`.
-        """
+        """Return torch's loader of a dataset, by default with `num_workers`; options are those of `DataLoader`."""
         workers = self.num_workers if workers is None else workers
         if hasattr(dataset, "decoder"):
             dataset.decoder = self.decoder
@@ -386,11 +379,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
 
 
 class RowLoaders:
-    """Loaders of rows in random access, whose order is a function of (seed, epoch).
-
-    Args:
-        data: the datamodule.
-    """
+    """Loaders of rows in random access, whose order is a function of (seed, epoch)."""
 
     keeps_workers = True
     """Whether one inner loader, with its workers, is used for all passes over the training rows."""
@@ -406,25 +395,15 @@ class RowLoaders:
         """Return by name what decides which loader worker reads which row of a stream; empty for random access."""
         return {}
 
-    def check_random_access(self, split: Split, what: str) -> None:
-        """Check that the rows of a split can be read by position.
-
-        Args:
-            split: the split.
-            what: what is read of the rows, for the message.
+    def check_random_access(self, split: Split, content: str) -> None:
+        """Check that the rows of a split can be read by position, where `content` says what is read, for the message.
 
         Raises:
             UserError: If they cannot.
         """
 
     def training_loader(self, rows: Any, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        """Return torch's loader of training batches.
-
-        Args:
-            rows: rows of the training split.
-            length: number of batches in a full epoch.
-            position: start of a pass.
-        """
+        """Return torch's loader of training batches, of which a full epoch has `length`, from a position on."""
         data = self.data
         replicas, rank = data.replicas()
         sampler = TrainingBatchSampler(data.epoch_mix(rows), data.batch_size, data.run_seed, rank, replicas, position)
@@ -436,13 +415,7 @@ class RowLoaders:
         )
 
     def evaluation_loader(self, rows: Any, split: Split, limited: bool) -> BatchLoader:
-        """Return the loader of an evaluation.
-
-        Args:
-            rows: rows of the split.
-            split: the split.
-            limited: whether only the items of `limit_eval_rows` are read.
-        """
+        """Return the loader of an evaluation, of all items or, if `limited`, of those of `limit_eval_rows`."""
         data = self.data
         items = data.evaluation_items(rows)
         replicas, rank = data.replicas()

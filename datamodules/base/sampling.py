@@ -118,10 +118,6 @@ class TrainingPosition:
     While a trainer fits, the position is read from its batch counter, which Lightning restores from a checkpoint. The
     counter is read at the first batch, since it is restored after the loader is created. Without a trainer, each pass
     is the next epoch.
-
-    Args:
-        trainer: trainer of the datamodule; None without one.
-        length: number of batches in a full epoch.
     """
 
     def __init__(self, trainer: pl.Trainer | None, length: int) -> None:
@@ -188,10 +184,6 @@ def batches_per_epoch(rows: int, batch_size: int, replicas: int) -> int:
 
 def compare_order(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Compare what the order of samples depends on in the run of a checkpoint and in this run; warn of a difference.
-
-    Args:
-        then: `SampledDataModule.state_dict` of the checkpoint.
-        now: that of this run.
 
     Returns:
         What differs, in clauses, if the number of processes differs: it is then reported with all that this changes.
@@ -280,5 +272,5 @@ def evaluation_batches(length: int, batch_size: int, rank: int, world_size: int)
             "devices or a larger split."
         )
     count = min(math.ceil(math.ceil(length / world_size) / batch_size), length // world_size)
-    mine = np.array_split(np.arange(length), world_size)[rank]
-    return [batch.tolist() for batch in np.array_split(mine, count)]
+    items = np.array_split(np.arange(length), world_size)[rank]
+    return [batch.tolist() for batch in np.array_split(items, count)]

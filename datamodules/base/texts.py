@@ -1,21 +1,21 @@
-"""Base of all datamodules of images with texts: tokenizer, texts for prediction."""
+"""Texts of datamodules: tokenizer, texts for prediction."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import lightning.pytorch as pl
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
-from torch import nn
 from torch.utils.data import DataLoader
 
 from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
-from ...common.ranges import COUNT, Range
+from ...common.ranges import COUNT, CheckedArguments, Range
 from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
 from ..text.captions import usable_caption
 from ..text.clip import CLIPTextEncoder
@@ -25,14 +25,11 @@ from ..text.tokenizers import (
     tokenizer_digest,
     train_wordpiece,
 )
-from ..transforms.clip import pair_eval_transform
-from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
+from .contract import AdoptsVocabulary, asked_of
 from .faults import Account, Collated
-from .images import ImageTransforms
 from .loaders import BatchLoader, PredictionLoader
-from .sampled import SampledDataModule
 from .sampling import evaluation_batches
-from .stages import splits_of
+from .stages import Split, splits_of
 from .text_files import read_texts
 
 if TYPE_CHECKING:
@@ -47,20 +44,20 @@ class PredictTexts:
     """Texts for prediction, from a list or a text file with one text per line.
 
     Args:
-        given: the list, or the path of the file; None for no texts.
+        source: the list, or the path of the file; None for no texts.
         clean: whether to apply ALBEF's caption cleaning.
         max_words: number of words that the cleaning keeps.
     """
 
-    def __init__(self, given: str | list[str] | None, clean: bool, max_words: int) -> None:
-        self.given = given
+    def __init__(self, source: str | list[str] | None, clean: bool, max_words: int) -> None:
+        self.source = source
         self.clean = clean
         self.max_words = max_words
 
     @cached_property
     def all(self) -> list[str]:
         """All texts; empty texts are in no batch."""
-        return read_texts(self.given) if isinstance(self.given, str) else list(self.given or ())
+        return read_texts(self.source) if isinstance(self.source, str) else list(self.source or ())
 
     def usable(self) -> dict[int, tuple[int, str]]:
         """Return the texts that are not empty, as pairs of index and text by index."""
@@ -72,12 +69,12 @@ class PredictTexts:
         Raises:
             UserError: If texts were given, and all of them are empty.
         """
-        if self.given is None:
+        if self.source is None:
             return
         total = len(self.all)
         usable = len(self.usable())
         if not usable:
-            origin = f" in {self.given!r}" if isinstance(self.given, str) else ""
+            origin = f" in {self.source!r}" if isinstance(self.source, str) else ""
             raise UserError(
                 f"Expected at least one text that is not empty, got {total} empty texts{origin}: set "
                 "data.predict_texts to a text file with one text per line, or to a list of texts."
@@ -93,7 +90,7 @@ class TextCollate:
     encoder: Encoder
 
     def __call__(self, texts: Sequence[tuple[int, str]]) -> Collated:
-        """Encode pairs of an index and a text."""
+        """Build a batch of pairs of an index and a text."""
         batch = {
             **self.encoder([text for _, text in texts]),
             "text_index": torch.tensor([index for index, _ in texts]),
@@ -101,10 +98,10 @@ class TextCollate:
         return Collated(batch, len(texts), [])
 
 
-class TextDataModule(ImageTransforms, SampledDataModule):
-    """Images with texts, in batches of the project's contract (dicts of tensors).
+class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
+    """Tokenizer, and texts for prediction; a base class of the datamodules of images with texts.
 
-    A subclass defines the rows in `open_split`, and the samples.
+    It stands before `ImageTransforms` and `SampledDataModule` among the base classes.
 
     Args:
         tokenizer: hub name, local folder, BERT `vocab.txt` or `tokenizer.json`, or "clip" for CLIP's own; by
@@ -119,15 +116,20 @@ class TextDataModule(ImageTransforms, SampledDataModule):
             makes few lengths and `max_tokens` one, for which a compiled network is compiled once. By default to the
             longest text of the batch. The draws of masked words depend on the length.
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
-        train_transform: RGB image to float [3, H, W], for training; None for the datamodule's default.
-        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
     """
 
-    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+    asks: ClassVar[tuple[type, ...]] = (AdoptsVocabulary,)
 
-    default_image_size: ClassVar[int | None] = None
-    """Side of the images without an argument and without trained weights."""
-    _image_size: int | None = None
+    # Members of `SampledDataModule` and `ImageTransforms`
+    _rows: dict[Split, Any]
+    eval_batch_size: int
+    max_bad_share: float
+    preprocessing: dict[str, Any] | None
+    _evaluation_loader: Callable[..., BatchLoader]
+    open_split: Callable[[Split], Any]
+    registered: Callable[[BatchLoader], BatchLoader]
+    replicas: Callable[[], tuple[int, int]]
+    torch_loader: Callable[..., DataLoader[Any]]
 
     def __init__(
         self,
@@ -140,13 +142,9 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         max_words: Annotated[int, COUNT] = 30,
         pad_to_multiple_of: Annotated[int, COUNT] = 1,
         predict_texts: str | list[str] | None = None,
-        train_transform: nn.Module | None = None,
-        eval_transform: nn.Module | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._train_transform = train_transform
-        self._eval_transform = eval_transform
         self.vocab_size = vocab_size
         self.max_tokens = max_tokens
         self.append_sep = append_sep
@@ -159,28 +157,6 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         self._trained: str | None = None
         self._newly_trained: str | None = None  # not in use yet: a checkpoint may have another tokenizer
 
-    @property
-    def image_size(self) -> int:
-        """Side of the square images, pixels: that of the argument, else what trained weights expect, else the default.
-
-        Raises:
-            AttributeError: If there is none of them.
-        """
-        size: int | None = (
-            self._image_size or self.expected_preprocessing().get("image_size") or self.default_image_size
-        )
-        if size is None:
-            raise AttributeError(f"{type(self).__name__} sets no image_size")
-        return size
-
-    @image_size.setter
-    def image_size(self, size: int | None) -> None:
-        self._image_size = size
-
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
     # Lightning's hooks
 
     def setup(self, stage: str | None = None) -> None:
@@ -189,7 +165,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         Raises:
             UserError: If a split cannot be used, or all texts are empty.
         """
-        super().setup(stage)
+        super().setup(stage)  # type: ignore[arg-type]
         if stage == "fit":
             self._size_vocabulary()
         if "predict" in splits_of(stage):
@@ -306,7 +282,6 @@ class TextDataModule(ImageTransforms, SampledDataModule):
             # No workers, since no images are decoded.
             return self.torch_loader(texts, TextCollate(self.encoder()), workers=0, batch_sampler=batch_sampler)
 
-        account = Account(
-            "predict", self.max_bad_share
-        )  # separate, so that texts do not lower the share of unusable images
+        # A separate account, so that texts do not lower the share of unusable images.
+        account = Account("predict", self.max_bad_share)
         return self.registered(PredictionLoader(batches, make, account, skip_empty=False))

@@ -7,7 +7,8 @@ from PIL import Image
 from ..base.sampling import generator
 from ..base.stages import Split
 from ..grounding.samples import GroundingBatches, Target
-from .pairs import ShapesDataModule
+from ..pairs.datamodule import PairDataModule
+from .pairs import DrawnShapes
 from .shapes import JITTER, ShapesTable, positions
 
 
@@ -63,15 +64,12 @@ class PhraseRows(PhraseTable):
         return Target([*objects, *empty], objects[row % 2])
 
 
-class GroundingShapesDataModule(GroundingBatches, ShapesDataModule):
+class GroundingShapesDataModule(DrawnShapes, GroundingBatches, PairDataModule):
     """The images of `ShapesDataModule`, with phrases such as "a small blue square": a fixture for trials.
 
     Training images come with the phrase of one of their two objects, without a box. Evaluation has a phrase for each of
     the two objects and four candidate boxes: both objects, and two boxes without an object. A random box is right for
-    25% of the phrases.
-
-    Args:
-        **options: see `ShapesDataModule`. `eval_length` counts images, each with two phrases.
+    25% of the phrases. `eval_length` counts images, each with two phrases.
     """
 
     def open_split(self, split: Split) -> PhraseTable:

@@ -88,7 +88,6 @@ class ShapeClassesDataModule(LabelDataModule):
         noise: standard deviation of the pixel noise, on the 0-255 scale. Without noise a small network classifies all
             images correctly.
         num_workers: loader workers per process.
-        **options: see `LabelDataModule`.
     """
 
     decided_arguments: ClassVar[tuple[str, ...]] = ("preset",)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
+import lightning.pytorch as pl
 from torch import nn
 
-from ...common.ranges import COUNT, POSITIVE_SHARE, SEED
+from ...common.ranges import COUNT, POSITIVE_SHARE, SEED, CheckedArguments
 from ..base.stages import Split
-from ..base.texts import TextDataModule
 from ..pairs.datamodule import PairDataModule
-from ..transforms.clip import pair_eval_transform, pair_train_transform
+from ..transforms.albef import pair_train_transform
 from .shapes import ShapesTable
 
 
-class DrawnShapes(TextDataModule):
+class DrawnShapes(CheckedArguments, pl.LightningDataModule):
     """Arguments and transforms of the datamodules of drawn shapes; a base class before that of the task.
+
+    Prediction reads the images of the test split.
 
     Args:
         length: number of training rows in an epoch; of questions, number of images.
@@ -28,10 +31,13 @@ class DrawnShapes(TextDataModule):
         batch_size: training rows per process and batch.
         num_workers: loader workers per process.
         vocab_size: largest number of tokenizer entries. The captions need about 250, of which 104 are reserved.
-        **options: see the base class of the task. Prediction reads the images of the test split.
+        rand_augment: whether to apply ALBEF's RandAugment in training. Off by default: a translation or a changed color
+            can make a text wrong.
     """
 
-    rand_augment = False
+    # Members of `ImageTransforms`
+    expected_preprocessing: Callable[[], Mapping[str, Any]]
+    image_size: Any
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class DrawnShapes(TextDataModule):
         batch_size: int = 128,
         num_workers: int = 0,
         vocab_size: int = 320,
+        rand_augment: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(batch_size=batch_size, num_workers=num_workers, vocab_size=vocab_size, **options)
@@ -51,6 +58,7 @@ class DrawnShapes(TextDataModule):
         self.data_seed = data_seed
         self.image_size = image_size
         self.min_crop = min_crop
+        self.rand_augment = rand_augment
 
     @property
     def content(self) -> tuple[int, int, int, int]:
@@ -68,10 +76,6 @@ class DrawnShapes(TextDataModule):
             rand_augment=self.rand_augment,
         )
 
-    def default_eval_transform(self) -> nn.Module:
-        """Return the transform that trained weights expect, else ALBEF's."""
-        return pair_eval_transform(self.image_size, self.expected_preprocessing())
-
 
 class ShapesDataModule(DrawnShapes, PairDataModule):
     """Two colored shapes and their spatial relation: a fixture for trials, not a benchmark.
@@ -80,17 +84,7 @@ class ShapesDataModule(DrawnShapes, PairDataModule):
     3160 pairs of different objects, 4 relations, 12,640 captions in all, one per image. Validation and test show pairs
     of objects that occur in no other split; every single object occurs in training. An image is a function of
     (`data_seed`, split, index) only.
-
-    Args:
-        rand_augment: whether to apply ALBEF's RandAugment in training. Off by default: a translation or a changed color
-            can make the caption wrong.
-        batch_size: training images per process and batch.
-        **options: see `DrawnShapes` and `PairDataModule`.
     """
-
-    def __init__(self, rand_augment: bool = False, batch_size: int = 128, **options: Any) -> None:
-        super().__init__(batch_size=batch_size, **options)
-        self.rand_augment = rand_augment
 
     def open_split(self, split: Split) -> ShapesTable:
         """Open the images of a split; `predict` is the test split."""

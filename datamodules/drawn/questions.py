@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from PIL import Image
@@ -11,9 +11,8 @@ from ..base.sampling import generator
 from ..base.stages import Split
 from ..questions.datamodule import QuestionDataModule
 from .pairs import DrawnShapes
-from .shapes import COLORS, SHAPES, ShapesTable, Thing
+from .shapes import COLORS, SHAPES, TextTable, Thing
 
-_STREAM: dict[Split, int] = {"train": 0, "validation": 1, "test": 2, "predict": 2}
 _PLAN = 20  # beside the draws of `ShapesTable`
 COUNTS = ("none", "one", "two")
 ANSWERS = (*COLORS, *SHAPES, "yes", "no", *COUNTS)
@@ -26,7 +25,7 @@ class Asked(NamedTuple):
     answer: str
 
 
-class ShapeQuestionTable:
+class ShapeQuestionTable(TextTable):
     """Questions about images of two shapes, of four kinds.
 
     "what color is the ring?" and "what shape is red?" have one answer in the image, or a count is asked instead; "how
@@ -34,11 +33,7 @@ class ShapeQuestionTable:
     differ from an object in color or in shape.
 
     Args:
-        split: the split.
-        length: number of training images.
-        eval_length: number of images of the validation split, and of the test split, with four questions each.
-        image_size: side of the images, pixels.
-        seed: seed of the content.
+        split: as in `ShapesTable`, like the next four; evaluation asks four questions about each image.
         per_image: number of questions about a training image. A single one is of a random kind; of several, each is of
             the next kind.
     """
@@ -46,9 +41,8 @@ class ShapeQuestionTable:
     def __init__(
         self, split: Split, length: int, eval_length: int, image_size: int, seed: int, per_image: int = 1
     ) -> None:
+        super().__init__(split, length, eval_length, image_size, seed)
         self._per_image = per_image if split == "train" else 4
-        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)
-        self._draws = (_STREAM[split], seed)
 
     def __len__(self) -> int:
         return len(self._shapes) * self._per_image
@@ -116,21 +110,15 @@ class ShapeQuestionTable:
         size = self._per_image
         return [list(range(start, start + size)) for start in range(0, len(self), size)]
 
-    def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of captions is trained on, so that token ids are those of that model."""
-        return self._shapes.texts()
-
 
 class ShapesVQADataModule(DrawnShapes, QuestionDataModule):
     """Questions about two colored shapes: their color, their shape, how many there are, whether there is one.
 
     A fixture for trials, not a benchmark. The images are those of `ShapesDataModule`, and so is the trained
-    tokenizer, which spells the words that captions do not have.
+    tokenizer, which spells the words that captions do not have. A training image has `questions_per_image` questions.
 
     Args:
         eval_length: number of images in the validation split, and in the test split, each with four questions.
-        **options: see `DrawnShapes` and `QuestionDataModule`; a training image has
-            `questions_per_image` questions.
     """
 
     def __init__(self, eval_length: int = 256, **options: Any) -> None:

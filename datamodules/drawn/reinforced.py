@@ -16,9 +16,10 @@ from ...common.ranges import COUNT, SEED
 from ..base.decode import MAX_PIXELS
 from ..base.sampling import seeded, view_seed
 from ..base.stages import Split
+from ..pairs.datamodule import PairDataModule
 from ..reading.cache import index_cache
 from ..reading.shards import Shards, find_shards
-from ..reinforced.datamodule import ReinforcedDataModule
+from ..reinforced.datamodule import ReinforcedBatches
 from ..reinforced.rows import ReinforcedTable
 from ..reinforced.writer import ReinforcedRecord, write_shard
 from ..transforms.replay import AugmentationDraw
@@ -39,20 +40,17 @@ _INVERSE = {
 def captions_with_facts(scene: Scene) -> dict[str, list[str]]:
     """Return the captions of a scene, each with the facts that it states; the first caption states all facts."""
     first, second, _ = scene
-    one = _facts(first, "first")
-    other = _facts(second, "second")
+    first_facts = _facts(first, "first")
+    second_facts = _facts(second, "second")
+    looks = [*first_facts[:3], *second_facts[:3]]
     relation = [f"relation {scene.relation}", f"first {first.shape} {scene.relation}"]
     return {
-        str(scene): [*one, *other, *relation],
-        f"{second} {_INVERSE[scene.relation]} {first}": [*one, *other, *relation],
-        f"{first} and {second}": [*one, *other],
-        f"two shapes, {first.color} and {second.color}: {first.shape}, {second.shape}": [*one[:3], *other[:3]],
-        f"a {first.color} {first.shape} {scene.relation} a {second.color} {second.shape}": [
-            *one[:3],
-            *other[:3],
-            *relation,
-        ],
-        f"a {first.shape} {scene.relation} a {second.shape}": [one[1], other[1], *relation],
+        str(scene): [*first_facts, *second_facts, *relation],
+        f"{second} {_INVERSE[scene.relation]} {first}": [*first_facts, *second_facts, *relation],
+        f"{first} and {second}": [*first_facts, *second_facts],
+        f"two shapes, {first.color} and {second.color}: {first.shape}, {second.shape}": looks,
+        f"a {first.color} {first.shape} {scene.relation} a {second.color} {second.shape}": [*looks, *relation],
+        f"a {first.shape} {scene.relation} a {second.shape}": [first_facts[1], second_facts[1], *relation],
     }
 
 
@@ -70,10 +68,6 @@ class OracleTeacher:
     """Teacher that embeds the facts that an image or a caption shows, instead of the image or the caption.
 
     An embedding is the sum of a random direction for each fact, so that similar scenes have similar embeddings.
-
-    Args:
-        width: the embedding dimension.
-        seed: seed of the directions.
     """
 
     def __init__(self, width: int, seed: int) -> None:
@@ -131,13 +125,14 @@ def reinforced_scene(
     )
 
 
-class ReinforcedShapesDataModule(ReinforcedDataModule):
+class ReinforcedShapesDataModule(ReinforcedBatches, PairDataModule):
     """Two colored shapes with reinforcements: a fixture for trials, not a benchmark.
 
     Training reads shards in DataCompDR's layout, which are first written to `folder`: images and captions as in
     `ShapesDataModule`, five more captions from the same grammar, and embeddings of two teachers (of dimension 64
     and 96). The teachers are not trained networks; they embed the content of the scene. Validation and test are those
-    of `ShapesDataModule`: pairs of objects that do not occur in training.
+    of `ShapesDataModule`: pairs of objects that do not occur in training. Prediction reads the images of the test
+    split.
 
     Args:
         folder: folder of the shards, with one subfolder per set of arguments; existing shards are reused.
@@ -149,7 +144,6 @@ class ReinforcedShapesDataModule(ReinforcedDataModule):
         num_workers: loader workers per process.
         image_size: side of the stored and of the training images, pixels.
         max_tokens: length of the token sequences; the captions need 16.
-        **options: see `ReinforcedDataModule`. Prediction reads the images of the test split.
     """
 
     def __init__(

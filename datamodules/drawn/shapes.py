@@ -31,6 +31,7 @@ OVERSAMPLING = 2  # shapes are drawn at twice the size and averaged, for smooth 
 JITTER = 16  # random numbers of an image
 
 _TRAIN, _VALIDATION, _TEST, _COMBINATIONS = range(4)
+_STREAMS: dict[Split, int] = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST, "predict": _TEST}
 
 
 class Thing(NamedTuple):
@@ -94,7 +95,7 @@ class ShapesTable:
                 f"Expected data.eval_length from 1 to {(len(PAIRS) - 1) // 2}, got {eval_length}: "
                 f"correct it, since training needs some of the {len(PAIRS)} pairs of objects."
             )
-        self._stream = {"train": _TRAIN, "validation": _VALIDATION, "test": _TEST, "predict": _TEST}[split]
+        self._stream = _STREAMS[split]
         self._length = eval_length if split != "train" else length
         self._evaluates = split != "train"
         self._image_size = image_size
@@ -142,6 +143,22 @@ class ShapesTable:
         for thing in THINGS:
             for relation in RELATIONS:
                 yield f"{thing} {relation} {thing}"
+
+
+class TextTable:
+    """Rows of texts about drawn images, functions of (seed, split, index); a base class."""
+
+    def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
+        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)
+        self._side = image_size
+        self._draws = (_STREAMS[split], seed)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def texts(self) -> Iterator[str]:
+        """Yield the texts that the tokenizer of captions is trained on, so that token ids are those of that model."""
+        return self._shapes.texts()
 
 
 def draw(scene: Scene, image_size: int, draws: np.random.Generator) -> Image.Image:

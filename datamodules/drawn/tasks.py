@@ -5,7 +5,7 @@ The rows have the members of `TaskTable` that readers use. A row is a function o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,13 +15,12 @@ from ..base.sampling import generator
 from ..base.stages import Split
 from ..tasks.datamodule import TaskDataModule
 from .pairs import DrawnShapes
-from .shapes import COLORS, RELATIONS, SHAPES, SIZES, THINGS, Scene, ShapesTable, Thing, draw
+from .shapes import COLORS, RELATIONS, SHAPES, SIZES, THINGS, Scene, TextTable, Thing, draw
 
 # Streams of draws, beside those of `ShapesTable`
 _PLAN = 10
 _LEFT = 11
 _RIGHT = 12
-_STREAM: dict[Split, int] = {"train": 0, "validation": 1, "test": 2, "predict": 2}
 PANEL = (70, 70, 70)
 
 
@@ -34,28 +33,33 @@ class Judged(NamedTuple):
     label: int  # contradiction 0, neutral 1, entailment 2
 
 
-class ShapeEntailmentTable:
+class JudgedTable(TextTable):
+    """Texts to judge about drawn images of one split."""
+
+    def all_images(self, row: int) -> list[Image.Image]:
+        """Draw the images of a row: RGB, `image_size` pixels square."""
+        raise NotImplementedError
+
+    def image(self, row: int) -> Image.Image:
+        """Draw the first image of a row."""
+        return self.all_images(row)[0]
+
+    def name(self, row: int) -> str:
+        """Return the name of a row in messages."""
+        return self._shapes.name(row)
+
+    def image_name(self, row: int) -> str:
+        """Return the name of the row, since its images are not files."""
+        return self.name(row)
+
+
+class ShapeEntailmentTable(JudgedTable):
     """Images of two shapes, of which a panel may hide one, with a caption.
 
     A true caption of an image without a panel is entailed. A caption with a wrong size, color or shape of a visible
     object is contradicted, with and without a panel. With a panel, a caption that is right about the visible object is
     neutral. A third of the rows each.
-
-    Args:
-        split: the split.
-        length: number of training rows.
-        eval_length: number of rows of the validation split, and of the test split.
-        image_size: side of the images, pixels.
-        seed: seed of the content.
     """
-
-    def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)
-        self._side = image_size
-        self._draws = (_STREAM[split], seed)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
     def judged(self, row: int) -> Judged:
         """Return the content of a row."""
@@ -78,31 +82,17 @@ class ShapeEntailmentTable:
             _cover(image, judged.scene.relation, judged.covered)
         return [image]
 
-    def image(self, row: int) -> Image.Image:
-        """Draw the image of a row."""
-        return self.all_images(row)[0]
-
     def text(self, row: int) -> str:
         """Return the caption of a row."""
         return str(self.judged(row).caption)
 
-    def target(self, row: int) -> int:
+    def label(self, row: int) -> int:
         """Return contradiction 0, neutral 1 or entailment 2."""
         return self.judged(row).label
-
-    def name(self, row: int) -> str:
-        """Return the name of a row in messages."""
-        return self._shapes.name(row)
-
-    image_name = name
 
     def all_image_names(self, row: int) -> list[str]:
         """Return the name of the image of a row."""
         return [self.name(row)]
-
-    def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of `ShapesTable` is trained on, for its checkpoints."""
-        return self._shapes.texts()
 
 
 def changed(thing: Thing, draws: np.random.Generator) -> Thing:
@@ -142,28 +132,13 @@ _CLAIMS = {
 """Statements, and whether they are true of images of which the left and the right show an object."""
 
 
-class ShapePairTable:
+class ShapePairTable(JudgedTable):
     """Two images of two shapes each, with a statement about an object in the left, the right, or both images.
 
     The object is drawn in the left image, the right, both or none, such that half of the statements are true, and every
     wrong statement about one image is true of the other in half of the cases. Objects that are not meant differ in
     color or in shape.
-
-    Args:
-        split: the split; its rows are drawn separately.
-        length: number of training rows.
-        eval_length: number of rows of the validation split, and of the test split.
-        image_size: side of the images, pixels.
-        seed: seed of the content.
     """
-
-    def __init__(self, split: Split, length: int, eval_length: int, image_size: int, seed: int) -> None:
-        self._shapes = ShapesTable(split, length, eval_length, image_size, seed)  # checks, and has the texts
-        self._side = image_size
-        self._draws = (_STREAM[split], seed)
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
     def compared(self, row: int) -> Compared:
         """Return the content of a row."""
@@ -184,15 +159,11 @@ class ShapePairTable:
             for scene, stream in ((compared.left, _LEFT), (compared.right, _RIGHT))
         ]
 
-    def image(self, row: int) -> Image.Image:
-        """Draw the left image of a row."""
-        return self.all_images(row)[0]
-
     def text(self, row: int) -> str:
         """Return the statement of a row."""
         return self.compared(row).statement
 
-    def target(self, row: int) -> int:
+    def label(self, row: int) -> int:
         """Return 1 for a true statement, else 0."""
         return self.compared(row).label
 
@@ -200,15 +171,9 @@ class ShapePairTable:
         """Return the name of a row in messages."""
         return f"pair of shape images {row}"
 
-    image_name = name
-
     def all_image_names(self, row: int) -> list[str]:
         """Return the names of the images of a row."""
         return [f"{self.name(row)}, {side}" for side in ("left", "right")]
-
-    def texts(self) -> Iterator[str]:
-        """Yield the texts that the tokenizer of `ShapesTable` is trained on, for its checkpoints."""
-        return self._shapes.texts()
 
 
 def _scene(thing: Thing, shown: bool, draws: np.random.Generator) -> Scene:
@@ -225,9 +190,6 @@ class ShapesEntailmentDataModule(DrawnShapes, TaskDataModule):
 
     A fixture for trials, not a benchmark. Chance is 33.3%, also from the caption alone; a model that only sees whether
     there is a panel gets 66.7%.
-
-    Args:
-        **options: see `DrawnShapes` and `TaskDataModule`.
     """
 
     class_names = ("contradiction", "neutral", "entailment")
@@ -241,9 +203,6 @@ class ShapesNLVR2DataModule(DrawnShapes, TaskDataModule):
     """Statements such as "a red ring in the left image", true or false, about two images of two shapes each.
 
     A fixture for trials, not a benchmark. Chance is 50%, also from the statement or from the images alone.
-
-    Args:
-        **options: see `DrawnShapes` and `TaskDataModule`.
     """
 
     image_names = ("image_left", "image_right")

@@ -2,90 +2,60 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from torch import nn
-
-from ...common.ranges import COUNT
-from ..base.decode import MAX_PIXELS
-from ..base.faults import BadSample, Fault
 from ..base.stages import Split
 from ..pairs.datamodule import PairDataModule
 from ..pairs.rows import CaptionRows
+from ..pairs.source_arguments import SourceArguments
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
-from ..reading.resolve import Sources, by_split
 from ..reading.table import PairTable
-from ..transforms.clip import pair_train_transform
 from .rows import BoxRows, Refer, read_columns, read_proposals
 from .samples import GroundingBatches, check_boxes
 
 
-class GroundingDataModule(GroundingBatches, PairDataModule):
+class GroundingDataModule(SourceArguments, GroundingBatches, PairDataModule):
     """Images with texts in training, and texts with the boxes that they refer to in evaluation.
 
     Sources are lists in JSON, JSON lines or CSV, or Parquet. A row of training has an image and a text, or a list of
     texts. A row of evaluation also has its boxes, (x, y, width, height) in pixels: `boxes`, the candidates, and
     `box`, the right one, by default the first of the candidates; or, with `refer`, a `ref_id`. A text without
-    usable boxes is a bad row.
+    usable boxes is a bad row. In training images are resized, never cropped, and flipped although the texts tell left
+    from right, as by the authors of ALBEF.
 
     Args:
-        train: training rows.
-        validation: rows for validation. With `refer`, the results of each split in the annotations are reported.
-        test: rows for testing.
-        predict: rows for prediction; the right boxes are not needed.
         refer: folder of RefCOCO's annotations, with `refs(unc).p` and `instances.json`. The pickled file is read as
-            plain data, without running code.
+            plain data, without running code. The results of each split in the annotations are reported.
         proposals: JSON file of candidate boxes by image, such as MAttNet's `dets.json`; by default the candidates are
             those of the rows, or all annotated boxes of the image in `refer`.
-        image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images.
         text_column: column of the texts.
-        image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
-        horizontal_flip: whether to flip half of the training images, as the authors of ALBEF do, although the texts
-            tell left from right.
-        rand_augment: whether to apply ALBEF's RandAugment in training. Images are resized, never cropped.
-        max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the `datasets` library.
+        rand_augment: whether to apply ALBEF's RandAugment in training.
     """
 
     default_image_size: ClassVar[int | None] = 256
 
     def __init__(
         self,
-        train: Sources = None,
-        validation: Sources = None,
-        test: Sources = None,
-        predict: Sources = None,
+        *,
         refer: str | None = None,
         proposals: str | None = None,
-        image_root: str | None = None,
         image_column: str = "image",
         text_column: str = "text",
-        image_size: Annotated[int | None, COUNT] = None,
-        horizontal_flip: bool = True,
         rand_augment: bool = True,
-        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
-        cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.refer = refer
         self.proposals = proposals
-        self.horizontal_flip = horizontal_flip
         self.rand_augment = rand_augment
-        self.image_size = image_size
-        self.pairs = PairSources(
-            by_split(train, validation, test, predict),
-            Opening(image_root, image_column, text_column, None, cache_dir),
-            max_pixels,
-        )
+        opening = Opening(self.image_root, image_column, text_column, None, self.cache_dir)
+        self.pairs = PairSources(self.sources, opening, self.max_pixels)
 
-    def default_train_transform(self) -> nn.Module:
-        """Return ALBEF's training transform with a resize to a square instead of the crop."""
-        flip = 0.5 if self.horizontal_flip else 0.0
-        options = {"horizontal_flip": flip, "rand_augment": self.rand_augment, "scale": None}
-        return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
+    def train_options(self) -> dict[str, Any]:
+        """Return arguments of `ALBEFTrainTransform`: a resize to a square instead of the crop."""
+        return {"rand_augment": self.rand_augment, "scale": None}
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
@@ -107,13 +77,9 @@ class GroundingDataModule(GroundingBatches, PairDataModule):
         proposals = None if self.proposals is None else read_proposals(self.proposals)
         rows = BoxRows(images, columns, refer, proposals)
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                image = rows.image(row)
-                check_boxes(rows.target(row), (image.height, image.width), rows.name(row), split != "predict")
-            except BadSample as bad:
-                return bad.fault
-            return None
+        def read(row: int) -> None:
+            image = rows.image(row)
+            check_boxes(rows.target(row), (image.height, image.width), rows.name(row), split != "predict")
 
-        images.check_rows(split, "texts with boxes", "check the columns, data.refer and data.proposals", unusable)
+        images.check_rows(split, "texts with boxes", "check the columns, data.refer and data.proposals", read)
         return rows

@@ -15,8 +15,9 @@ from ..base.faults import ROW_ERRORS, BadSample
 from ..base.text_files import ENCODING, parse_json
 from ..pairs.rows import CaptionRows
 from ..reading.lists import read_items
+from ..reading.open import resolve_tables
 from ..reading.parquet import column_names
-from ..reading.resolve import Source, as_source, resolve
+from ..reading.resolve import Source, as_source
 from ..reading.table import PairTable
 from .samples import INVALID, NO_BOXES, Box, Target
 
@@ -166,11 +167,7 @@ def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
         UserError: If the source is neither a list in JSON or CSV nor Parquet.
     """
     spec = as_source(source)
-    kind, files, _ = resolve(spec)
-    if kind not in ("json", "parquet"):
-        raise UserError(
-            f"Expected .json, .jsonl, .csv or .parquet with texts and boxes, got {spec.path!r}: convert the data."
-        )
+    kind, files, _ = resolve_tables(spec, "texts and boxes")
     for file in files:
         if kind == "parquet":
             names = [name for name in COLUMNS if name in column_names(file) and name != "image"]

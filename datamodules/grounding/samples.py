@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
-from ..base.samples import Transform, usable_samples
+from ..base.samples import SeededSet, Transform, usable_samples
 from ..base.stages import Split
-from ..pairs.samples import EvaluationCollate, EvaluationSet, PairRows, evaluation_outcome
+from ..pairs.samples import EvaluationCollate, EvaluationReader, PairRows
 from ..text.tokenizers import Encoder
 from ..transforms.normalize import in_pixels
 
@@ -82,24 +82,16 @@ def check_boxes(target: Target, size: tuple[int, int], name: str, needs_right: b
             )
 
 
-class GroundingEvaluationSet(EvaluationSet):
-    """Texts of an evaluation split, each with its image and boxes; unusable texts are skipped, never replaced.
-
-    Args:
-        table: rows of the split.
-        transform: image to float [3, H, W], without randomness.
-        encoder: decides which texts are usable.
-        seed: the run's seed.
-        needs_right: whether a text without a right box counts as unusable.
-    """
+@dataclass(eq=False)
+class GroundingEvaluationSet(SeededSet):
+    """Texts of an evaluation split, each with its image and boxes; unusable texts are skipped, never replaced."""
 
     table: GroundingRows
+    read: EvaluationReader
+    needs_right: bool
 
-    def __init__(
-        self, table: GroundingRows, transform: Transform, encoder: Encoder, seed: int, needs_right: bool
-    ) -> None:
-        super().__init__(table, [[row] for row in range(len(table))], transform, encoder, seed)
-        self.needs_right = needs_right
+    def __len__(self) -> int:
+        return len(self.table)
 
     def __getitem__(self, row: int) -> Outcome:
         name = self.table.name(row)
@@ -117,7 +109,7 @@ class GroundingEvaluationSet(EvaluationSet):
             check_boxes(target, sizes[0], name, self.needs_right)
             return image
 
-        outcome = evaluation_outcome(load, texts, name, image_id, row, self)
+        outcome = self.read(load, texts, name, image_id, row)
         if outcome.sample is not None:
             outcome.sample = GroundingSample(outcome.sample, target, sizes[0])
         return outcome
@@ -135,7 +127,7 @@ class GroundingCollate:
     transform: Transform
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the images, and encode the texts."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         pairs = EvaluationCollate(self.encoder, self.transform)([Outcome(sample.pair) for sample in samples])
         targets = [sample.target for sample in samples]
@@ -167,8 +159,8 @@ class GroundingBatches:
 
     def evaluation_set(self, rows: Any, items: Any, split: Split) -> Any:
         """Return a dataset of images with one text and its boxes."""
-        transform = self.worker_transform(training=False)
-        return GroundingEvaluationSet(rows, transform, self.encoder(), self.run_seed, split != "predict")
+        reader = EvaluationReader(self.worker_transform(training=False), self.encoder(), self.run_seed, True)
+        return GroundingEvaluationSet(rows, reader, split != "predict")
 
     def evaluation_collate(self) -> Any:
         """Stack the images, and encode the texts."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT
-from ..base.contract import ExpectsPreprocessing, NamesViews, asked_of
+from ..base.contract import NamesViews, asked_of
 from ..base.decode import MAX_PIXELS
 from ..base.faults import Account
 from ..base.images import ImageTransforms
@@ -22,16 +22,16 @@ from ..base.stages import Split
 from ..reading.layout import Layout
 from ..reading.open import Opening
 from ..reading.resolve import Sources, by_split
+from ..transforms.albef import pair_eval_transform
 from ..transforms.classification import (
     CIFAREvalTransform,
     CIFARTrainTransform,
     ImageNetEvalTransform,
     ImageNetTrainTransform,
 )
-from ..transforms.clip import pair_eval_transform
 from ..transforms.normalize import in_pixels
 from .rows import LabelTable
-from .samples import LabelCollate, LabeledRows, LabelReader, readable_label
+from .samples import LabelCollate, LabeledRows, LabelReader, labels_of
 
 Preset = Literal["cifar", "imagenet"]
 
@@ -51,11 +51,9 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         augment: whether training augments; false uses the evaluation transform in training too.
         views: names of the augmented views of a training image; by default those of the module's attribute
             `views`, or "image" alone. With an empty list no training images are read.
-        train_transform: RGB image to float [3, H, W], for training; by default the preset's.
-        eval_transform: RGB image to float [3, H, W], for evaluation and prediction; by default the preset's.
     """
 
-    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, NamesViews)
+    asks: ClassVar[tuple[type, ...]] = (NamesViews,)
 
     def __init__(
         self,
@@ -64,16 +62,14 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         image_size: Annotated[int | None, COUNT] = None,
         augment: bool = True,
         views: list[str] | None = None,
-        train_transform: nn.Module | None = None,
-        eval_transform: nn.Module | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self._train_transform = train_transform if augment else eval_transform
-        self._eval_transform = eval_transform
+        if not augment:
+            self._train_transform = self._eval_transform
         self._views = views
         self._preset = preset
-        self._side = image_size
+        self._image_size = image_size
         self._augment = augment
 
     def default_train_transform(self) -> nn.Module:
@@ -97,7 +93,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         expected = self.expected_preprocessing() if self._preset is None else {}
         crops = expected.get("resize_mode") == "shortest"
         kind: Preset = self._preset or ("imagenet" if crops else "cifar")
-        return kind, self._side or expected.get("image_size") or {"cifar": 32, "imagenet": 224}[kind]
+        return kind, self._image_size or expected.get("image_size") or {"cifar": 32, "imagenet": 224}[kind]
 
     @property
     def views(self) -> list[str]:
@@ -124,9 +120,6 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         """Iterate once over the images of a split, preprocessed as in evaluation; unusable images are skipped.
 
         This is for computations on all training images before training, such as features.
-
-        Args:
-            split: a split that is set up.
 
         Raises:
             UserError: If the split is not set up.
@@ -158,8 +151,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
 
     def evaluation_labels(self, rows: LabeledRows) -> list[int]:
         """Return the class index of each row; -1 for a row without a readable label."""
-        labels = (readable_label(rows, row) for row in range(len(rows)))
-        return [-1 if label is None else label for label in labels]
+        return labels_of(rows)
 
     def evaluation_set(self, rows: LabeledRows, items: Sequence[int], split: Split) -> EvaluationRows:
         """Return a dataset of images with labels."""

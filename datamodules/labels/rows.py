@@ -113,11 +113,6 @@ class LabelTable(ImageTable):
     def set_class_indices(self, classes: Sequence[str] | None, num_classes: int, split: str) -> None:
         """Convert the labels to class indices.
 
-        Args:
-            classes: names of the classes by index; None if the labels are indices.
-            num_classes: number of classes.
-            split: name of the split, for messages.
-
         Raises:
             UserError: If a label is not a class. (A row without a label is a bad row.)
         """
@@ -134,16 +129,16 @@ class LabelTable(ImageTable):
         self._class_indices = numbers
 
     def _out_of_range(self, row: int, label: Label, names: list[str], num_classes: int, split: str) -> str:
-        given = f"got {label!r} in {self.name(row)} ({split} split)"
+        actual = f"got {label!r} in {self.name(row)} ({split} split)"
         if isinstance(label, str):
             near = nearest(label, names, 1)
             hint = f", of which {near[0]!r} is the nearest" if near else ""
             return (
-                f"Expected a label among the {num_classes} classes{hint}, {given}: correct the label, or set "
+                f"Expected a label among the {num_classes} classes{hint}, {actual}: correct the label, or set "
                 "data.class_names."
             )
         return (
-            f"Expected a label from 0 to {num_classes - 1}, {given}: correct the labels, or set data.num_classes to "
+            f"Expected a label from 0 to {num_classes - 1}, {actual}: correct the labels, or set data.num_classes to "
             "the number of classes."
         )
 
@@ -165,7 +160,7 @@ class LabelTable(ImageTable):
         Raises:
             UserError: If the split is empty, or no probed image can be used.
         """
-        self.check_rows(split, "images", "check data.image_root and data.image_column", self.unusable)
+        self.check_rows(split, "images", "check data.image_root and data.image_column", self.image)
 
 
 def _is_decimal(text: str) -> bool:

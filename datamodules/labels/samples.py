@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from PIL import Image
 
 from ..base.faults import BadSample, Collated, Outcome
 from ..base.samples import Rows, Transform, empty_images, stacked, usable_samples
@@ -21,12 +20,16 @@ class LabeledRows(Rows, Protocol):
         """Return the class index, or None if the split has no labels; raises `BadSample`."""
 
 
-def readable_label(rows: LabeledRows, row: int) -> int | None:
-    """Return the class index of a row; None if it has no readable label."""
-    try:
-        return rows.label(row)
-    except BadSample:
-        return None
+def labels_of(rows: LabeledRows) -> list[int]:
+    """Return the class index of each row; -1 for a row without a readable label."""
+    labels: list[int] = []
+    for row in range(len(rows)):
+        try:
+            label = rows.label(row)
+        except BadSample:
+            label = None
+        labels.append(-1 if label is None else label)
+    return labels
 
 
 class LabeledSample(NamedTuple):
@@ -52,27 +55,14 @@ class LabelReader:
     views: int
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> LabeledSample:
-        """Read a row.
-
-        Args:
-            row: index of the row.
-            numbers: random numbers of the row, from `sample_numbers`.
-
-        Raises:
-            BadSample: If the row cannot be used.
-        """
+        """Read a row; arguments and errors as in `Reader`."""
         images = []
-        image = self.rows.image(row) if self.views else None
-        for view in range(self.views):
-            with seeded(view_seed(numbers[0], view)):
-                images.append(self.transform(_copied(image)))
+        if self.views:
+            image = self.rows.image(row)
+            for view in range(self.views):
+                with seeded(view_seed(numbers[0], view)):
+                    images.append(self.transform(image.copy()))  # a transform may modify the image in place
         return LabeledSample(tuple(images), self.rows.label(row), row)
-
-
-def _copied(image: Image.Image | None) -> Image.Image:
-    # A transform may modify the image in place.
-    assert image is not None
-    return image.copy()
 
 
 @dataclass
@@ -80,7 +70,7 @@ class LabelCollate:
     """Build batches: `sample_index` [B], `label` [B] if the split has labels, and [B, 3, H, W] for each view.
 
     Args:
-        views: names of the views.
+        views: names of the views, or of the images of a sample.
         transform: determines the image size of an empty batch; None in training, where a missing sample ends the run.
     """
 
@@ -88,14 +78,22 @@ class LabelCollate:
     transform: Transform | None = None
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the views."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if self.transform is None and len(samples) < len(outcomes):
             return Collated(None, num_read, faults)  # no usable substitute was found: the loader ends the run
-        batch = {name: stacked([s.images[view] for s in samples]) for view, name in enumerate(self.views) if samples}
-        if self.transform is not None and not samples:
-            batch = {name: empty_images(self.transform) for name in self.views}
+        batch: dict[str, Any] = {}
+        for view, name in enumerate(self.views):
+            if samples:
+                batch[name] = stacked([sample.images[view] for sample in samples])
+            elif self.transform is not None:
+                batch[name] = empty_images(self.transform)
+        batch |= self.texts(samples)
         if all(sample.label is not None for sample in samples):
             batch["label"] = torch.tensor([sample.label for sample in samples], dtype=torch.long)
         batch["sample_index"] = torch.tensor([sample.sample_index for sample in samples], dtype=torch.long)
         return Collated(batch, num_read, faults)
+
+    def texts(self, samples: Sequence[Any]) -> dict[str, Any]:
+        """Return the entries of a batch for the texts of its samples: none."""
+        return {}

@@ -5,36 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from torch import nn
-
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
-from ..base.decode import MAX_PIXELS
 from ..base.faults import Collated, Outcome
-from ..base.sampled import RowLoaders
+from ..base.images import ImageTransforms
+from ..base.sampled import RowLoaders, SampledDataModule
 from ..base.samples import Reader
 from ..base.stages import Split
-from ..base.texts import TextDataModule
+from ..base.texts import TokenizedTexts
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
-from ..reading.resolve import Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
-from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .samples import (
-    EvaluationCollate,
-    EvaluationSet,
-    PairReader,
-    PairRows,
-    TrainingCollate,
-)
+from .samples import EvaluationCollate, EvaluationReader, EvaluationSet, PairReader, PairRows, TrainingCollate
+from .source_arguments import SourceArguments
 from .streams import StreamLoaders
 
 
-class PairDataModule(TextDataModule):
+class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
     """Image-caption pairs, in batches of the project's contract (dicts of tensors).
 
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
@@ -47,11 +38,7 @@ class PairDataModule(TextDataModule):
         return PairReader(rows, self.worker_transform(training=True), self.encoder())
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
-        """Return the usable captions of evaluated images as texts, in the order of the evaluation.
-
-        Args:
-            split: a split that is set up.
-            sample_index: indices of the images in the batches.
+        """Return the usable captions of evaluated images by `sample_index`, in the order of the evaluation.
 
         Raises:
             UserError: If the split is not set up, or is streamed.
@@ -74,29 +61,28 @@ class PairDataModule(TextDataModule):
 
     def evaluation_set(self, rows: PairRows, items: list[list[int]], split: Split) -> EvaluationSet:
         """Return a dataset of images with all of their captions."""
-        return EvaluationSet(
-            rows, items, self.worker_transform(training=False), self.encoder(), self.run_seed, split != "predict"
-        )
+        return EvaluationSet(rows, items, self.evaluation_reader(split))
+
+    def evaluation_reader(self, split: Split) -> EvaluationReader:
+        """Return a reader of an image with all of its captions, of which prediction needs none."""
+        transform = self.worker_transform(training=False)
+        return EvaluationReader(transform, self.encoder(), self.run_seed, split != "predict")
 
     def evaluation_collate(self) -> EvaluationCollate:
         """Stack the images and encode all of their captions."""
         return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
 
 
-class ImageTextDataModule(PairDataModule):
+class ImageTextDataModule(SourceArguments, PairDataModule):
     """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub, on disks or by URL.
 
+    Files are `.parquet`; `.json` in ALBEF's form (a list of objects), `.jsonl`, `.csv`; `.tar` in WebDataset's form;
+    `dataset_coco.json` and `dataset_flickr30k.json` with Karpathy's splits, of which each argument reads its own.
+    Folders are of such files, of images with a `metadata.jsonl` (key `file_name`), or saved by `datasets`. Sources are
+    also hub names, and URLs of Parquet, JSON, CSV and tar files, such as `s3://bucket/pairs/*.tar`. `predict`
+    also reads image files that are named directly.
+
     Args:
-        train: training rows: a file, glob pattern, folder or hub name, a `Source`, or a list of these, read one
-            after another. Files: `.parquet`; `.json` in ALBEF's form (a list of objects), `.jsonl`, `.csv`;
-            `.tar` in WebDataset's form; `dataset_coco.json` and `dataset_flickr30k.json` with Karpathy's splits,
-            of which each argument reads its own. Folders: of such files, of images with a `metadata.jsonl` (key
-            `file_name`), or saved by `datasets`. URLs of Parquet, JSON, CSV and tar files, such as
-            `s3://bucket/pairs/*.tar`.
-        validation: rows for validation, in the same forms.
-        test: rows for testing, in the same forms.
-        predict: rows for prediction; captions are optional, and image files may be named directly.
-        image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_column: column of the images (encoded, or paths).
         caption_column: column of the captions, each a string or a list of strings. Training draws one of them,
             evaluation uses all.
@@ -104,18 +90,13 @@ class ImageTextDataModule(PairDataModule):
             the image's path.
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
-        image_size: side of the square images, pixels; by default that of the module, or else 256 (ALBEF).
         augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
             RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with `train_transform`.
-        horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if captions
-            distinguish left and right. Has no effect with `train_transform`.
-        max_pixels: images with more pixels are refused before they are decoded.
         streaming: whether to stream all splits instead of memory-mapping a copy.
         samples_per_epoch: training rows per epoch, over all processes; required for streaming, where the number of rows
             is unknown.
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
-        cache_dir: folder for the memory-mapped copies of the `datasets` library.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
     """
@@ -124,23 +105,15 @@ class ImageTextDataModule(PairDataModule):
 
     def __init__(
         self,
-        train: Sources = None,
-        validation: Sources = None,
-        test: Sources = None,
-        predict: Sources = None,
-        image_root: str | None = None,
+        *,
         image_column: str = "image",
         caption_column: str = "caption",
         image_id_column: str | None = None,
         samples: Literal["images", "captions"] = "images",
-        image_size: Annotated[int | None, COUNT] = None,
         augmentation: Literal["albef", "crop"] = "albef",
-        horizontal_flip: bool = True,
-        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         streaming: bool = False,
         samples_per_epoch: Annotated[int | None, COUNT] = None,
         shuffle_block: Annotated[int, COUNT] = 1024,
-        cache_dir: str | None = None,
         read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
     ) -> None:
@@ -149,25 +122,20 @@ class ImageTextDataModule(PairDataModule):
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
         self.augmentation = augmentation
-        self.horizontal_flip = horizontal_flip
         self.samples = samples
-        self.max_pixels = max_pixels
-        self.image_size = image_size
         if streaming:
-            self._check_streaming(train is not None)
+            self._check_streaming(bool(self.sources["train"]))
+        columns = image_column, caption_column, image_id_column
         self.pairs = PairSources(
-            by_split(train, validation, test, predict),
-            Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
-            max_pixels,
+            self.sources,
+            Opening(self.image_root, *columns, self.cache_dir, retries=read_retries),
+            self.max_pixels,
             streaming,
         )
 
-    def default_train_transform(self) -> nn.Module:
-        """Return the transform of `augmentation`, with the normalization that trained weights expect."""
-        options: dict[str, Any] = {"horizontal_flip": 0.5 if self.horizontal_flip else 0.0}
-        if self.augmentation == "crop":
-            options |= {"scale": (0.9, 1.0), "rand_augment": False}
-        return pair_train_transform(self.image_size, self.expected_preprocessing(), **options)
+    def train_options(self) -> dict[str, Any]:
+        """Return arguments of `ALBEFTrainTransform` for `augmentation`."""
+        return {"scale": (0.9, 1.0), "rand_augment": False} if self.augmentation == "crop" else {}
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split, and convert their files; none with `streaming`, which reads the files."""
@@ -189,9 +157,6 @@ class ImageTextDataModule(PairDataModule):
 
     def _check_streaming(self, trains: bool) -> None:
         """Check the options that `streaming`, which does not know the numbers of rows, needs or excludes.
-
-        Args:
-            trains: whether there is a source of training rows.
 
         Raises:
             UserError: If an option does not fit.

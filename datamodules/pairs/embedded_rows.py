@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from ...common.errors import UserError
 from ..base.decode import MAX_PIXELS
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..base.samples import usable_samples
+from ..reading.resolve import local_files
 from ..reading.table import PairTable
 from .rows import CaptionRows
 from .samples import captions_of
@@ -81,20 +81,14 @@ class Embeddings:
         return torch.from_numpy(self.values[self._rows[key]])
 
 
-def _paths(file: str) -> list[Path]:
-    path = Path(file).expanduser()
-    if path.is_dir():
-        paths = sorted(path.glob("**/*.parquet"))
-    elif glob.has_magic(file) and not path.exists():
-        paths = sorted(Path(name) for name in glob.glob(str(path), recursive=True))
-    else:
-        paths = [path] if path.exists() else []
-    if not paths:
+def _paths(source: str) -> list[Path]:
+    files = local_files(source, ".parquet")
+    if not files:
         raise UserError(
             "Expected Parquet files of embeddings, as `vlightning predict` with an ImageEmbeddingModule writes them, "
-            f"got none in {os.fspath(file)!r}: embed the images first, or correct data.embeddings."
+            f"got none in {os.fspath(source)!r}: embed the images first, or correct data.embeddings."
         )
-    return paths
+    return [Path(file) for file in files]
 
 
 def _read(path: Path) -> Any:
@@ -127,12 +121,7 @@ NO_EMBEDDING = "no embedding"
 
 
 class EmbeddedImages(PairTable):
-    """Rows of captions and precomputed embeddings of their images.
-
-    Args:
-        sources: the opened sources, each with its layout.
-        embeddings: embeddings of the images.
-    """
+    """Rows of captions and precomputed embeddings of their images."""
 
     def __init__(self, sources: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
         super().__init__(sources, MAX_PIXELS)
@@ -162,17 +151,13 @@ class EmbeddedImages(PairTable):
             UserError: If the split is empty, or no probed row can be used.
         """
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                if need_captions and not any(map(_usable, self.captions(row))):
-                    return Fault(EMPTY_CAPTION, self.name(row))
-                self.embedding(row)
-            except BadSample as bad:
-                return bad.fault
-            return None
+        def read(row: int) -> None:
+            if need_captions and not any(map(_usable, self.captions(row))):
+                raise BadSample(EMPTY_CAPTION, self.name(row))
+            self.embedding(row)
 
-        wanted = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}"
-        self.check_rows(split, wanted, "embed these images, correct data.image_root, or set data.join_on", unusable)
+        expected = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}"
+        self.check_rows(split, expected, "embed these images, correct data.image_root, or set data.join_on", read)
 
 
 class EmbeddedCaption(NamedTuple):
@@ -206,13 +191,7 @@ class CaptionReader:
 
 @dataclass(eq=False)
 class EmbeddedEvaluationSet(Dataset[Outcome]):
-    """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced.
-
-    Args:
-        rows: rows of the split.
-        images: the rows of each image.
-        need_captions: whether an image without captions counts as unusable.
-    """
+    """Images of an evaluation split with all of their captions; unusable images are skipped, never replaced."""
 
     rows: EmbeddedImages
     images: Sequence[Sequence[int]]
@@ -242,16 +221,12 @@ class EmbeddedEvaluationSet(Dataset[Outcome]):
 
 @dataclass
 class EmbeddedCollate:
-    """Build evaluation batches: `embedding` [B, D], `image_id` [B], `sample_index` [B] and `references`.
-
-    Args:
-        width: the embedding dimension.
-    """
+    """Build evaluation batches: `embedding` [B, D], `image_id` [B], `sample_index` [B] and `references`."""
 
     width: int
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the embeddings; `references` is a list with the captions of each image."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         batch = self.stacked(samples)
         batch["references"] = [sample.captions for sample in samples]
@@ -283,7 +258,7 @@ class CaptionCollate(EmbeddedCollate):
     max_tokens: int
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the embeddings and encode the captions."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, num_read, faults)

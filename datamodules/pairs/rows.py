@@ -20,9 +20,6 @@ class CaptionRows(Generic[Table]):
     """Captions of images in random access, one per row.
 
     An image without readable captions has one row, so that it is counted as a bad row.
-
-    Args:
-        images: rows of images with their captions.
     """
 
     def __init__(self, images: Table) -> None:

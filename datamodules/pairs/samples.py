@@ -17,7 +17,7 @@ from ..text.tokenizers import Encoder
 
 
 class TrainingRows(Protocol):
-    """Members of rows of images and captions that training reads."""
+    """Rows of images and captions, as training reads them."""
 
     def image(self, row: int) -> Image.Image:
         """Return the decoded image (RGB); raises `BadSample`."""
@@ -66,15 +66,7 @@ class PairReader:
     encoder: Encoder
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
-        """Decode and augment the image of a row, and draw one of its captions.
-
-        Args:
-            row: index of the row.
-            numbers: random numbers of the row, from `sample_numbers`.
-
-        Raises:
-            BadSample: If there is no usable caption or image.
-        """
+        """Decode and augment the image of a row, and draw one of its captions; arguments and errors as in `Reader`."""
         usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
         if not usable:
             raise BadSample(EMPTY_CAPTION, self.rows.name(row))
@@ -84,25 +76,49 @@ class PairReader:
         return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
 
 
-@dataclass(eq=False)
-class EvaluationSet(SeededSet):
-    """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced.
+@dataclass(frozen=True)
+class EvaluationReader:
+    """Reader of images for evaluation, each with all of its captions.
 
     Args:
-        table: rows of the split.
-        images: the rows of each image.
         transform: image to float [3, H, W], without randomness.
         encoder: decides which captions are usable.
         seed: the run's seed, so that a random transform has the same draws in each evaluation.
         need_captions: whether an image without captions counts as unusable.
     """
 
-    table: PairRows
-    images: Sequence[Sequence[int]]
     transform: Transform
     encoder: Encoder
     seed: int
-    need_captions: bool = True
+    need_captions: bool
+
+    def __call__(
+        self, load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int
+    ) -> Outcome:
+        """Decode one image, and select its usable captions; each empty caption is counted as a fault."""
+        usable = [caption for caption in captions if self.encoder.usable(caption)]
+        faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
+        if not captions and self.need_captions:
+            faults = [Fault(EMPTY_CAPTION, name)]
+        num_read = max(1, len(captions))
+        if not usable and self.need_captions:
+            return Outcome(None, num_read, faults)
+        try:
+            raw = load()
+        except BadSample as bad:
+            return Outcome(None, num_read, [*faults, bad.fault])
+        with seeded(sample_numbers(self.seed, 0, index)[0]):
+            image = self.transform(raw)
+        return Outcome(Sample(image, usable, image_id, index), num_read, faults)
+
+
+@dataclass(eq=False)
+class EvaluationSet(SeededSet):
+    """Images of an evaluation split, each with all of its captions; unusable images are skipped, never replaced."""
+
+    table: PairRows
+    images: Sequence[Sequence[int]]
+    read: EvaluationReader
 
     def __len__(self) -> int:
         return len(self.images)
@@ -116,9 +132,8 @@ class EvaluationSet(SeededSet):
             image_id = self.table.image_id(rows[0])
         except BadSample as bad:
             return Outcome(None, max(1, len(captions)) + len(faults), [*faults, bad.fault])
-        outcome = evaluation_outcome(
-            lambda: self.table.image(rows[0]), captions, self.table.name(rows[0]), image_id, rows[0], self
-        )
+        name = self.table.name(rows[0])
+        outcome = self.read(lambda: self.table.image(rows[0]), captions, name, image_id, rows[0])
         return Outcome(outcome.sample, outcome.num_read + len(faults), [*faults, *outcome.faults])
 
 
@@ -134,38 +149,6 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
     return captions, faults
 
 
-class PairEvaluation(Protocol):
-    """Members of an evaluation dataset that `evaluation_outcome` reads."""
-
-    encoder: Encoder
-    seed: int
-    need_captions: bool
-
-    @property
-    def transform(self) -> Transform:
-        """Image to float [3, H, W]."""
-
-
-def evaluation_outcome(
-    load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int, dataset: PairEvaluation
-) -> Outcome:
-    """Decode one image for evaluation, and select its usable captions; each empty caption is counted as a fault."""
-    usable = [caption for caption in captions if dataset.encoder.usable(caption)]
-    faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
-    if not captions and dataset.need_captions:
-        faults = [Fault(EMPTY_CAPTION, name)]
-    num_read = max(1, len(captions))
-    if not usable and dataset.need_captions:
-        return Outcome(None, num_read, faults)
-    try:
-        raw = load()
-    except BadSample as bad:
-        return Outcome(None, num_read, [*faults, bad.fault])
-    with seeded(sample_numbers(dataset.seed, 0, index)[0]):
-        image = dataset.transform(raw)
-    return Outcome(Sample(image, usable, image_id, index), num_read, faults)
-
-
 @dataclass
 class TrainingCollate:
     """Build training batches: `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`."""
@@ -173,7 +156,7 @@ class TrainingCollate:
     encoder: Encoder
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the images and encode the captions."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, num_read, faults)
@@ -198,19 +181,17 @@ class EvaluationCollate:
     transform: Transform
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the images and encode all of their captions."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         captions = [caption for sample in samples for caption in sample.captions]
-        owners = [sample.image_id for sample in samples for _ in sample.captions]
+        cleaned = [self.encoder.cleaned(caption, self.encoder.max_words) for caption in captions]
+        text_image_ids = [sample.image_id for sample in samples for _ in sample.captions]
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
             "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
             "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
             **self.encoder(captions),
-            "text_image_id": torch.tensor(owners, dtype=torch.long),
-            "text_id": torch.tensor([self._text_id(caption) for caption in captions], dtype=torch.long),
+            "text_image_id": torch.tensor(text_image_ids, dtype=torch.long),
+            "text_id": torch.tensor([text_id(text.strip()) for text in cleaned], dtype=torch.long),
         }
         return Collated(batch, num_read, faults)
-
-    def _text_id(self, caption: str) -> int:
-        return text_id(self.encoder.cleaned(caption, self.encoder.max_words).strip())

@@ -29,10 +29,9 @@ from ..base.sampled import RowLoaders
 from ..base.samples import ATTEMPTS, Transform
 from ..base.sampling import TrainingPosition, block_order, sample_numbers, shard_order, substitute
 from ..base.stages import Split
-from ..base.texts import TextDataModule
 from ..reading.stream import Stream, StreamedRow
 from ..text.tokenizers import Encoder
-from .samples import PairReader, evaluation_outcome
+from .samples import EvaluationReader, PairReader
 
 
 class Share(NamedTuple):
@@ -115,10 +114,10 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         # stream that comes next at this position.
         stream = (worker + self.done) % workers
         count, rank = self.replicas
-        mine = range(stream, self.batches, workers)
+        batches = range(stream, self.batches, workers)
         done = len(range(stream, min(self.done, self.batches), workers))
         items = self._shuffled(rank * workers + stream, count * workers, done * self.batch_size)
-        for _ in mine[done:]:
+        for _ in batches[done:]:
             with decoding_by(self.decoder):
                 batch = [self._outcome(*next(items)) for _ in range(self.batch_size)]
             yield batch
@@ -126,31 +125,28 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
     def _shuffled(self, number: int, streams: int, skipped: int) -> Iterator[tuple[int, StreamedBlock]]:
         """Yield pairs of a position in a block and the block, without end, and without the first `skipped` pairs.
 
-        Args:
-            number: index of the stream among all streams.
-            streams: number of streams of all processes.
-            skipped: number of pairs to skip.
+        The stream is number `number` of the `streams` of all processes.
         """
         block = 0
-        left = skipped
+        remaining = skipped
         for pass_number in itertools.count():
             share = self._share(pass_number, number, streams)
-            count = self._count(share, left) if left else None
-            if count and count <= left:
-                left -= count
+            count = self._count(share, remaining) if remaining else None
+            if count and count <= remaining:
+                remaining -= count
                 block += -(-count // self.block)
                 continue
-            jumped = left // self.block if count else 0
-            left -= jumped * self.block
+            jumped = remaining // self.block if count else 0
+            remaining -= jumped * self.block
             start = block
             block += jumped
             for rows in self._blocks(share, jumped * self.block):
-                if left < len(rows):
+                if remaining < len(rows):
                     order = block_order(self.seed, self.epoch, number, block, len(rows)).tolist()
                     shuffled = StreamedBlock(self.stream, rows)
-                    for position in order[left:]:
+                    for position in order[remaining:]:
                         yield position, shuffled
-                left = max(left - len(rows), 0)
+                remaining = max(remaining - len(rows), 0)
                 block += 1
             if block == start:
                 raise UserError(
@@ -231,34 +227,28 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
 
     Args:
         stream: shards of the split.
-        transform: image to float [3, H, W].
-        encoder: decides which captions are usable.
-        seed: the run's seed.
+        read: reader of the images.
         batch_size: images per process and batch.
         replicas: number of processes, and the index of this one.
-        need_captions: whether an image without captions counts as unusable.
         decoder: decoder of the images.
     """
 
     stream: Stream
-    transform: Transform
-    encoder: Encoder
-    seed: int
+    read: EvaluationReader
     batch_size: int
     replicas: tuple[int, int]
-    need_captions: bool
     decoder: Decoder = "pillow"
 
     def __iter__(self) -> Iterator[list[Outcome]]:
         count, _ = self.replicas
-        whole = self.batch_size * count
+        global_batch = self.batch_size * count
         waiting: list[list[StreamedRow]] = []
         for image in self._images():
             waiting.append(image)
             # The last batch is held back until one more image per process is there, so that no process lacks an image.
-            if len(waiting) == whole + count:
-                yield self._outcomes(waiting[:whole])
-                waiting = waiting[whole:]
+            if len(waiting) == global_batch + count:
+                yield self._outcomes(waiting[:global_batch])
+                waiting = waiting[global_batch:]
         if len(waiting) < count:
             raise UserError(
                 f"Expected at least one image to evaluate for each of {count} processes, got {len(waiting)}: use fewer "
@@ -291,36 +281,31 @@ class StreamedEvaluationSet(IterableDataset[list[Outcome]]):
 
     def _outcomes(self, images: list[list[StreamedRow]]) -> list[Outcome]:
         count, rank = self.replicas
-        mine = np.array_split(np.arange(len(images)), count)[rank].tolist()
+        positions = np.array_split(np.arange(len(images)), count)[rank].tolist()
         with decoding_by(self.decoder):
-            return [self._outcome(images[position]) for position in mine]
+            return [self._outcome(images[position]) for position in positions]
 
     def _outcome(self, rows: list[StreamedRow]) -> Outcome:
         if rows[0].row.fault is not None:  # a row with a fault has no id, so it is a group of its own
             return Outcome(None, 1, [rows[0].row.fault])
-        return evaluation_outcome(
-            self.stream.decoder(rows[0]),
-            [caption for item in rows for caption in item.row.captions],
-            rows[0].name,
-            self.stream.image_id(rows[0]),
-            rows[0].sample_index,
-            self,
-        )
+        captions = [caption for item in rows for caption in item.row.captions]
+        load = self.stream.decoder(rows[0])
+        return self.read(load, captions, rows[0].name, self.stream.image_id(rows[0]), rows[0].sample_index)
 
 
 class StreamLoaders(RowLoaders):
     """Loaders of streamed pairs, in place of those of rows in random access.
 
     Args:
-        data: the datamodule.
+        data: a `PairDataModule`.
         samples_per_epoch: training rows per epoch, over all processes.
         block: number of rows that are shuffled together.
     """
 
     keeps_workers = False  # workers get the position when they start, so each pass starts new workers
-    data: TextDataModule
+    data: Any  # a `PairDataModule`
 
-    def __init__(self, data: TextDataModule, samples_per_epoch: int, block: int) -> None:
+    def __init__(self, data: Any, samples_per_epoch: int, block: int) -> None:
         super().__init__(data)
         self.samples_per_epoch = samples_per_epoch
         self.block = block
@@ -340,18 +325,11 @@ class StreamLoaders(RowLoaders):
             "shards": rows.shards_read(),
         }
 
-    def check_random_access(self, split: Split, what: str) -> None:
-        """Refuse access by position, which a stream does not have.
-
-        Args:
-            split: the split.
-            what: what is read of the rows, for the message.
-
-        Raises:
-            UserError: In all cases.
-        """
+    def check_random_access(self, split: Split, content: str) -> None:
+        """Refuse access by position, which a stream does not have; arguments and errors as in the base."""
         raise UserError(
-            f"Expected a {split} split with {what} in random access, got a streamed one: set data.streaming to false."
+            f"Expected a {split} split with {content} in random access, got a streamed one: set data.streaming to "
+            "false."
         )
 
     def training_loader(self, rows: Stream, length: int, position: TrainingPosition) -> DataLoader[Any]:
@@ -375,15 +353,8 @@ class StreamLoaders(RowLoaders):
         data = self.data
 
         def make() -> DataLoader[Any]:
-            dataset = StreamedEvaluationSet(
-                rows,
-                data.worker_transform(training=False),
-                data.encoder(),
-                data.run_seed,
-                data.eval_batch_size,
-                data.replicas(),
-                split != "predict",
-            )
+            reader = data.evaluation_reader(split)
+            dataset = StreamedEvaluationSet(rows, reader, data.eval_batch_size, data.replicas())
             # At most one worker, since each worker would read all rows.
             return data.torch_loader(dataset, data.evaluation_collate(), min(data.num_workers, 1), batch_size=None)
 

@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
-from torch import nn
 
 from ...common.errors import UserError
 from ...common.ranges import BELOW_ONE, COUNT, POSITIVE
-from ..base.contract import ListsAnswers
-from ..base.decode import MAX_PIXELS
+from ..base.images import ImageTransforms
 from ..base.mixing import Mix
+from ..base.sampled import SampledDataModule
 from ..base.samples import TrainingSet
 from ..base.stages import Split
 from ..base.text_files import ENCODING, parse_json
-from ..base.texts import TextDataModule
+from ..base.texts import TokenizedTexts
+from ..pairs.source_arguments import SourceArguments
 from ..reading.layout import Layout
-from ..reading.resolve import Sources, by_split
-from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import QuestionOpening, QuestionTable
 from .samples import (
@@ -40,7 +38,7 @@ NO_LIMIT = 512
 """Longest question of an evaluation in tokens: what a BERT has positions for."""
 
 
-class QuestionDataModule(TextDataModule, ListsAnswers):
+class QuestionDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
     """Questions about images, each with the answers that people gave.
 
     Evaluation reads each image once, with all of its questions, and `eval_batch_size` counts images. A subclass
@@ -163,24 +161,18 @@ class QuestionDataModule(TextDataModule, ListsAnswers):
         return usable_answers(self._opened(split).answers(sample_index))
 
 
-class VQADataModule(QuestionDataModule):
+class VQADataModule(SourceArguments, QuestionDataModule):
     """Questions about images in JSON, JSON lines, CSV or Parquet.
 
     A row has an `image` (a path; in Parquet also the encoded image), a `question`, and `answers` or `answer`, a
     text or a list of texts; optionally `question_id`, and `dataset`, which selects the folder of the images. These
-    are the lists of ALBEF's authors.
+    are the lists of ALBEF's authors. A test without answers has no accuracy.
 
     Args:
-        train: training rows: a file, a glob pattern, a folder, a `Source`, or a list of these.
-        validation: rows for validation. By default images held out of training, see `held_out`.
-        test: rows for testing; without answers there is no accuracy.
-        predict: rows for prediction; answers are not read.
         answer_list: file with the answers to rank, a JSON list of texts (the authors' `answer_list.json`: 3,128);
             None to write answers.
-        image_root: folder that relative image paths start from, and that no path may leave; by default the folder of
-            the file that names them.
-        image_roots: the folder by the value of a row's `dataset` (the authors: `vqa` for COCO, `vg` for Visual
-            Genome).
+        image_roots: folder in place of `image_root` by the value of a row's `dataset` (the authors: `vqa` for COCO,
+            `vg` for Visual Genome).
         held_out: share of the images whose training rows are left out of training, and validate if `validation` is
             not given. An image is held out or not for any order and number of rows.
         image_column: column of the images.
@@ -188,69 +180,44 @@ class VQADataModule(QuestionDataModule):
         answer_column: column of the answers; by default `answers` if a row has it, else `answer`.
         dataset_weights: weight of each answer by the value of a row's `dataset`, in place of its share of the
             answers; by default 0.5 for `vg` (authors).
-        image_size: side of the square images, pixels; by default what the module expects, or else 384 (ALBEF).
-        horizontal_flip: whether to flip half of the training images, as ALBEF does; set it to false if questions
-            distinguish left and right. Has no effect with `train_transform`.
-        max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the `datasets` library.
-
-    Raises:
-        UserError: If `held_out` is not a share.
     """
 
     default_image_size: ClassVar[int | None] = 384
 
     def __init__(
         self,
-        train: Sources = None,
-        validation: Sources = None,
-        test: Sources = None,
-        predict: Sources = None,
+        *,
         answer_list: str | None = None,
-        image_root: str | None = None,
         image_roots: dict[str, str] | None = None,
         held_out: Annotated[float, BELOW_ONE] = 0.0,
         image_column: str = "image",
         question_column: str = "question",
         answer_column: str | None = None,
         dataset_weights: Annotated[dict[str, float] | None, POSITIVE] = None,
-        image_size: Annotated[int | None, COUNT] = None,
-        horizontal_flip: bool = True,
-        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
-        cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.answer_list = answer_list
         self.held_out = held_out
-        self.horizontal_flip = horizontal_flip
-        self.sources = by_split(train, validation, test, predict)
-        self.image_size = image_size
         weights = {"vg": 0.5} if dataset_weights is None else dataset_weights
         columns = image_column, question_column, answer_column
-        self.opening = QuestionOpening(image_root, image_roots or {}, columns, weights, cache_dir, max_pixels)
-
-    def default_train_transform(self) -> nn.Module:
-        """Return ALBEF's transform for fine-tuning, whose crops have at least half of the area."""
-        flip = 0.5 if self.horizontal_flip else 0.0
-        expected = self.expected_preprocessing()
-        return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
+        self.opening = QuestionOpening(self.image_root, image_roots or {}, columns, weights, self.cache_dir)
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
-        return [self.opening.open(source) for source in self._sources(split)[0]]
+        return [self.opening.open(source, split) for source in self._sources(split)[0]]
 
     def open_split(self, split: Split) -> QuestionTable | None:
         """Open and check the rows of a split."""
         sources = self.open_sources(split)
         if not sources:
             return None
-        rows = QuestionTable(sources, self.opening.max_pixels, self._sources(split)[1])
+        rows = QuestionTable(sources, self.max_pixels, self._sources(split)[1])
         rows.check(split)
         return rows
 
     def _sources(self, split: Split) -> tuple[list[Any], tuple[float, float] | None]:
-        """Return the sources of a split, and the part of their images that it has."""
+        """Return the sources of a split, and the share of their images that it has, from and up to; None for all."""
         if not self.held_out or split not in ("train", "validation"):
             return self.sources[split], None
         if split == "train":
@@ -260,7 +227,12 @@ class VQADataModule(QuestionDataModule):
         return self.sources["train"], (0.0, self.held_out)
 
     @cached_property
-    def _answers(self) -> tuple[str, ...]:
+    def answers(self) -> Sequence[str]:
+        """The answers that are ranked, without empty and repeated ones; empty if there is no list.
+
+        Raises:
+            UserError: If the file does not exist, or is not a list with texts.
+        """
         if self.answer_list is None:
             return ()
         path = Path(self.answer_list).expanduser()
@@ -274,8 +246,3 @@ class VQADataModule(QuestionDataModule):
                 "any: correct data.answer_list."
             )
         return tuple(dict.fromkeys(texts))
-
-    @property
-    def answers(self) -> Sequence[str]:
-        """The answers that are ranked, without empty and repeated ones; empty if there is no list."""
-        return self._answers

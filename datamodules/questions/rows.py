@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from ...common.errors import UserError
-from ..base.faults import BadSample, Fault
+from ..base.faults import BadSample
 from ..base.mixing import Mix
 from ..base.stages import Split
 from ..reading.layout import FAULT, Layout, Record, captions_in, identity_in, record
-from ..reading.lists import first_keys, read_items
-from ..reading.open import file_stamp, no_column
-from ..reading.parquet import column_names
+from ..reading.lists import checked_object, first_keys
+from ..reading.open import converting, file_stamp, no_column, resolve_tables
+from ..reading.parquet import read_table_items
 from ..reading.remote import is_inside
-from ..reading.resolve import Source, as_source, resolve
+from ..reading.resolve import Source, as_source
 from ..reading.table import ImageTable
 from ..text.captions import is_text, text_id
 from .samples import EMPTY_QUESTION, NO_ANSWER, usable_answers
@@ -51,12 +50,11 @@ def read_questions(
     Raises:
         UserError: If a file has another form.
     """
-    for file in files:
-        for read in _parquet_rows(file) if file.endswith(".parquet") else read_items(file):
-            made = record(lambda read=read: _question(read(), columns, roots, weights, root))  # type: ignore[misc]
-            if made[FAULT] is not None:
-                made |= {"question": None, "question_id": None, "weight": None, "group": None, "share": None}
-            yield made
+    for read in (read for file in files for read in read_table_items(file)):
+        row = record(lambda read=read: _question(read(), columns, roots, weights, root))  # type: ignore[misc]
+        if row[FAULT] is not None:
+            row |= {"question": None, "question_id": None, "weight": None, "group": None, "share": None}
+        yield row
 
 
 def _question(
@@ -66,38 +64,34 @@ def _question(
     weights: dict[str, float],
     root: tuple[str, bool],
 ) -> Record:
-    if not isinstance(item, dict):
-        raise BadSample("no object", "")
-    if None in item:  # the CSV reader's key of excess values
-        raise BadSample("more values than columns", "")
-    image, question, answers = columns
-    given = item.get(image)
-    asked = item.get(question)
-    if given is None:
+    values = checked_object(item)
+    image_column, question_column, answer_column = columns
+    image = values.get(image_column)
+    question = values.get(question_column)
+    if image is None:
         raise BadSample("no image", "")
-    if not isinstance(asked, str):
+    if not isinstance(question, str):
         raise BadSample("no question", "")
-    if not is_text(asked):
+    if not is_text(question):
         raise BadSample("lone surrogate in the question", "")
-    dataset = item.get("dataset")
-    data, path = _image(given)
+    dataset = values.get("dataset")
+    data, path = _image(image)
     if path is not None:
         folder, free = (roots[dataset], False) if isinstance(dataset, str) and dataset in roots else root
         path = os.path.join(folder, path)
         if not free and not is_inside(path, folder):
             raise BadSample("outside image_root", path)
-    group = text_id(path) if path is not None else None
-    number = item.get("question_id")
+    answers = values.get(answer_column or ("answers" if "answers" in values else "answer"))
     return {
         "image": {"bytes": data, "path": path},
-        "caption": captions_in(item.get(answers or ("answers" if "answers" in item else "answer"))),
+        "caption": captions_in(answers),
         "image_id": None,
-        "question": asked,
-        "question_id": identity_in(number),
+        "question": question,
+        "question_id": identity_in(values.get("question_id")),
         "weight": weights.get(dataset) if isinstance(dataset, str) else None,
-        "group": group,
+        "group": text_id(path) if path is not None else None,
         # By the path as written, so that an image is held out on every machine.
-        "share": text_id(asked if path is None else f"{dataset}\0{given}") % SHARES,
+        "share": text_id(question if path is None else f"{dataset}\0{image}") % SHARES,
     }
 
 
@@ -106,16 +100,6 @@ def _image(value: Any) -> tuple[bytes | None, str | None]:
         data = value.get("bytes")
         return data, None if data is not None else value.get("path")
     return (bytes(value), None) if isinstance(value, (bytes, bytearray)) else (None, str(value))
-
-
-def _parquet_rows(file: str) -> Iterator[Callable[[], Any]]:
-    try:
-        column_names(file)  # raises an error for a name that is not unique
-        opened = pq.ParquetFile(file)
-    except (OSError, ValueError) as error:
-        raise UserError(f"Expected a Parquet file, got {file!r} ({error}): correct it.") from error
-    for batch in opened.iter_batches(1000):
-        yield from (lambda row=row: row for row in batch.to_pylist())
 
 
 _TEXTS = ("caption", "question", "question_id", "weight", "group", "share")
@@ -131,7 +115,6 @@ class QuestionOpening:
         columns: image, question and answer column; None for "answers" if it exists, else "answer".
         weights: weight of each answer by the value of a row's "dataset".
         cache_dir: folder of the converted data; None for the default of the `datasets` library.
-        max_pixels: images with more pixels are refused.
     """
 
     image_root: str | None
@@ -139,10 +122,9 @@ class QuestionOpening:
     columns: tuple[str, str, str | None]
     weights: Mapping[str, float]
     cache_dir: str | None
-    max_pixels: int
 
-    def open(self, source: str | Source) -> tuple[Any, Layout]:
-        """Open a source as a `datasets.Dataset`; return it with its layout.
+    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+        """Open a source of a split as a `datasets.Dataset`; return it with its layout.
 
         Raises:
             UserError: If the source does not exist, has another form, or lacks a column.
@@ -150,16 +132,14 @@ class QuestionOpening:
         from datasets import Dataset, Features, List, Value
 
         spec = as_source(source)
-        kind, files, folder = resolve(spec)
-        if kind not in ("json", "parquet"):
-            raise UserError(
-                f"Expected .json, .jsonl, .csv or .parquet files with questions, got {spec.path!r}: convert the data."
-            )
+        kind, files, folder = resolve_tables(spec, "questions")
         image, question, answers = self.columns
         columns = (spec.image_column or image, question, spec.caption_column or answers)
         if kind == "json" and (keys := first_keys(files[0])):
-            _check_columns(columns, keys, spec.path)
-        named = spec.image_root or self.image_root
+            for column, option in zip(columns, ("image_column", "question_column"), strict=False):
+                if column not in keys:
+                    raise UserError(no_column(str(column), keys, spec.path, option))
+        named_root = spec.image_root or self.image_root
         features = {
             "image": {"bytes": Value("binary"), "path": Value("string")},
             "caption": List(Value("string")),
@@ -176,20 +156,13 @@ class QuestionOpening:
             "columns": columns,
             "roots": {name: _absolute(path) for name, path in self.image_roots.items()},
             "weights": dict(self.weights),
-            "root": (_absolute(named or folder), named is None),
+            "root": (_absolute(named_root or folder), named_root is None),
             "stamp": [file_stamp(file) for file in files],
         }
-        try:
+        with converting(spec.path, split):
             dataset = Dataset.from_generator(
                 read_questions, features=Features(features), gen_kwargs=arguments, cache_dir=self.cache_dir
             )
-        except Exception as error:
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-                raise cause from None  # the library wraps the error of the reader
-            if "corresponds to no data" in str(error):
-                raise UserError(f"Expected questions in {spec.path!r}, got none: check the file.") from None
-            raise
         # The paths in the records start with their root.
         return dataset, Layout(spec.path, "image", "caption", None, "", None, FAULT, weight=spec.weight)
 
@@ -198,19 +171,13 @@ def _absolute(folder: str) -> str:
     return os.path.abspath(os.path.expanduser(folder))
 
 
-def _check_columns(columns: tuple[str, str, str | None], keys: list[str], path: str) -> None:
-    for column, option in zip(columns, ("image_column", "question_column", "answer_column"), strict=True):
-        if column is not None and column not in keys and option != "answer_column":
-            raise UserError(no_column(column, keys, path, option))
-
-
 class QuestionTable(ImageTable):
     """Rows of an image, a question and answers of one or several memory-mapped sources, concatenated.
 
     Args:
         sources: the opened sources, each with its layout.
         max_pixels: images with more pixels are refused.
-        share: part of the images whose rows are kept, from and up to a share of all; None for all rows.
+        share: images whose rows are kept, from and up to a share of all; None for all rows.
     """
 
     def __init__(
@@ -266,9 +233,10 @@ class QuestionTable(ImageTable):
     def images(self) -> list[list[int]]:
         """Return the rows of each image, in the order of the first rows; an embedded image is a group of its own."""
         numbers = self._numbers("group", -1)
-        kept = numbers if self._rows is None else numbers[self._rows]
+        if self._rows is not None:
+            numbers = numbers[self._rows]
         groups: dict[int, list[int]] = {}
-        for row, number in enumerate(kept.tolist()):
+        for row, number in enumerate(numbers.tolist()):
             groups.setdefault(number if number >= 0 else -1 - row, []).append(row)
         return list(groups.values())
 
@@ -286,15 +254,12 @@ class QuestionTable(ImageTable):
             UserError: If the split is empty, or no probed row can be used.
         """
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                if not self.question(row).strip():
-                    return Fault(EMPTY_QUESTION, self.name(row))
-                if split == "train" and not usable_answers(self.answers(row)):
-                    return Fault(NO_ANSWER, self.name(row))
-            except BadSample as bad:
-                return bad.fault
-            return self.unusable(row)
+        def read(row: int) -> None:
+            if not self.question(row).strip():
+                raise BadSample(EMPTY_QUESTION, self.name(row))
+            if split == "train" and not usable_answers(self.answers(row)):
+                raise BadSample(NO_ANSWER, self.name(row))
+            self.image(row)
 
-        wanted = "images with questions" + (" and answers" if split == "train" else "")
-        self.check_rows(split, wanted, "check data.image_root, data.image_roots and the column names", unusable)
+        expected = "images with questions" + (" and answers" if split == "train" else "")
+        self.check_rows(split, expected, "check data.image_root, data.image_roots and the column names", read)

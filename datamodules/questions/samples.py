@@ -36,14 +36,7 @@ def clean_question(question: str, max_words: int = 30) -> str:
 
 
 class QuestionEncoder(TextEncoder):
-    """Encode questions as padded token ids.
-
-    Args:
-        tokenizer: any fast tokenizer with a padding token.
-        max_tokens: longest sequence, special tokens included; longer sequences are truncated.
-        clean: whether to apply `clean_question` first.
-        max_words: number of words that the cleaning keeps.
-    """
+    """Encode questions as padded token ids, as `TextEncoder` does, but with `clean_question` as the cleaning."""
 
     def cleaned(self, caption: str, max_words: int) -> str:
         """Return a question after the cleaning, which keeps `max_words` words; the question if cleaning is off."""
@@ -149,12 +142,12 @@ def weighted_answers(rows: QuestionRows, row: int) -> tuple[list[str], list[floa
     Raises:
         BadSample: If there is no usable answer.
     """
-    given = usable_answers(rows.answers(row))
-    if not given:
+    answers = usable_answers(rows.answers(row))
+    if not answers:
         raise BadSample(NO_ANSWER, rows.name(row))
-    counts = Counter(given)
+    counts = Counter(answers)
     fixed = rows.answer_weight(row)
-    weights = [count / len(given) if fixed is None else fixed for count in counts.values()]
+    weights = [count / len(answers) if fixed is None else fixed for count in counts.values()]
     return list(counts), weights
 
 
@@ -222,20 +215,20 @@ class QuestionCollate:
     grouped: bool = False
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the images, encode questions and answers."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, num_read, faults)
         asked = [question for sample in samples for question in sample.questions]
         unusable = [fault for sample in samples for fault in sample.faults]
         encoded = encode_answers(self.tokenizer, [answer for question in asked for answer in question.answers])
-        owners = [index for index, question in enumerate(asked) for _ in question.answers]
+        answer_index = [index for index, question in enumerate(asked) for _ in question.answers]
         batch: dict[str, Any] = {
             "image": stacked([sample.image for sample in samples]),
             **self.encoder([question.text for question in asked]),
             "sample_index": torch.tensor([question.sample_index for question in asked]),
             **encoded,
-            "answer_index": torch.tensor(owners),
+            "answer_index": torch.tensor(answer_index),
             "answer_weight": torch.tensor([weight for question in asked for weight in question.weights]),
             "answer_positions": encoded["answer_mask"][:, 1:].flatten().nonzero()[:, 0],
         }
@@ -256,12 +249,7 @@ class Asked(NamedTuple):
 class QuestionEvaluationSet(SeededSet):
     """Images of an evaluation split, each with all of its questions; unusable ones are skipped, never replaced.
 
-    Args:
-        rows: rows of the split.
-        images: the rows of each image.
-        transform: image to float [3, H, W], without randomness.
-        encoder: decides which questions are usable.
-        seed: the run's seed, so that a random transform has the same draws in each evaluation.
+    Arguments as in `EvaluationReader`, with the rows of each image.
     """
 
     rows: QuestionRows
@@ -308,7 +296,7 @@ class QuestionEvaluationCollate:
     transform: Transform
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
-        """Stack the images, and encode their questions."""
+        """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         asked = [(index, *question) for index, sample in enumerate(samples) for question in sample.questions]
         columns = [list(column) for column in zip(*asked, strict=True)] if asked else [[], [], [], [], []]

@@ -32,26 +32,26 @@ def index_cache(cache_dir: str | None) -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
 
 
-def cached_arrays(file: str, cache: Path, what: str, make: Callable[[], Arrays]) -> Arrays:
+def cached_arrays(file: str, cache: Path, subject: str, make: Callable[[], Arrays]) -> Arrays:
     """Return arrays computed from a file; they are cached until the file's path, size or modification time changes.
 
     Args:
         file: absolute path or URL.
         cache: folder of the cached arrays.
-        what: what the arrays contain, in the key of the cache and in messages.
+        subject: what the arrays hold, in the key of the cache and in messages.
         make: function that computes the arrays.
     """
-    stamp = hashlib.sha1(f"{_VERSION}\0{stamp_of(file)}\0{what}".encode()).hexdigest()
-    kept = cache / f"{stamp}.npz"
+    stamp = hashlib.sha1(f"{_VERSION}\0{stamp_of(file)}\0{subject}".encode()).hexdigest()
+    cached = cache / f"{stamp}.npz"
     try:
-        with np.load(kept, allow_pickle=False) as arrays:
+        with np.load(cached, allow_pickle=False) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile):
         pass
-    made = make()
+    computed = make()
     try:
-        with replacing(kept) as staged, open(staged, "wb") as content:
-            np.savez(content, **made)  # type: ignore[arg-type]
+        with replacing(cached) as staged, open(staged, "wb") as content:
+            np.savez(content, **computed)  # type: ignore[arg-type]
     except OSError as error:  # the next run computes the arrays again
-        log.warning("The %s of %s could not be cached (%s)", what, shown(file), shown(str(error)))
-    return made
+        log.warning("The %s of %s could not be cached (%s)", subject, shown(file), shown(str(error)))
+    return computed

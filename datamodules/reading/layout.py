@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from ...common.errors import UserError
 from ..base.decode import read_image
-from ..base.faults import ROW_ERRORS, BadSample, Fault, reading, unreadable
+from ..base.faults import EMPTY_CAPTION, ROW_ERRORS, BadSample, Fault, reading, unreadable
 from ..text.captions import is_text, text_id
 from .remote import RETRIES, is_inside, is_remote, joined, read_url
 
@@ -29,30 +31,69 @@ def probed_rows(length: int) -> list[int]:
     return rows
 
 
+def check_probes(
+    probes: Iterable[Callable[[], Any]], expected: str, split: str, origins: Sequence[str], among: str, advice: str
+) -> None:
+    """Check that a split has rows, and that at least one of the probed rows can be used.
+
+    Args:
+        probes: functions that read a row each; they raise `BadSample`.
+        expected: what is expected of the rows, for the message, as is all that follows.
+        split: name of the split.
+        origins: the sources as the user gave them.
+        among: how the probed rows are chosen.
+        advice: how to correct the data.
+
+    Raises:
+        UserError: If the split is empty, or no probed row can be used.
+    """
+    sources = ", ".join(map(repr, origins))
+    causes: Counter[str] = Counter()
+    example = ""
+    for probe in probes:
+        try:
+            probe()
+            return
+        except BadSample as bad:
+            causes[bad.fault.cause] += 1
+            example = bad.fault.name if bad.fault.cause != EMPTY_CAPTION else example
+    if not causes:
+        raise UserError(f"Expected rows in the {split} split ({sources}), got none: check the path.")
+    counts = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
+    hint = f", for example {example}" if example else ""
+    raise UserError(
+        f"Expected {expected} in the {split} split ({sources}), got no usable row among {among.format(causes.total())} "
+        f"({counts}{hint}): {advice}."
+    )
+
+
 Record = dict[str, Any]
 """`image`: {`bytes`, `path`}; `caption`: list of strings; `image_id`: a string, or None; `FAULT`."""
 
 
 def record(make: Callable[[], Record]) -> Record:
-    """Return the record of one row of a file, or a record with the fault of the row.
+    """Return the record of one row, or a record with the fault of the row, a `BadSample` or `ROW_ERRORS` of `make`.
 
-    Args:
-        make: function that creates the record; it may raise `BadSample` or `ROW_ERRORS`, which are caught
-            here. Errors that concern the whole file are raised elsewhere.
+    Errors that concern the whole file are raised elsewhere.
     """
     try:
-        made = make()
-        image_id = made["image_id"]
-        path = made["image"]["path"]
-        for what, texts in (("caption", made["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
+        values = make()
+        image_id = values["image_id"]
+        path = values["image"]["path"]
+        for what, texts in (("caption", values["caption"]), ("path", [path or ""]), ("image id", [image_id or ""])):
             if not all(map(is_text, texts)):
                 raise BadSample(f"lone surrogate in the {what}", "")
-        return {**made, FAULT: None}
+        return {**values, FAULT: None}
     except BadSample as bad:
         cause = bad.fault.cause
     except ROW_ERRORS as error:
         cause = unreadable(error, "").cause
     return {"image": {"bytes": None, "path": None}, "caption": [], "image_id": None, FAULT: cause}
+
+
+def file_record(path: str, captions: list[str], image_id: str | None = None) -> Record:
+    """Return the record of an image file, without the entry of a fault."""
+    return {"image": {"bytes": None, "path": path}, "caption": captions, "image_id": image_id}
 
 
 def captions_in(value: Any) -> list[str]:
@@ -65,11 +106,7 @@ def captions_in(value: Any) -> list[str]:
 
 
 def identity_in(value: Any) -> str | None:
-    """Return the value of an entry with an image id as text, or None if it is no id.
-
-    Raises:
-        BadSample: If the id is not finite.
-    """
+    """Return the value of an entry with an image id as text, or None if it is no id; raises `BadSample`."""
     identity = _image_identity(value, "")
     return None if identity is None else str(identity)
 
@@ -79,10 +116,6 @@ def _image_identity(value: Any, name: str) -> int | str | None:
 
     Integers are equal in any notation (5, 5.0, "5"). All other values are compared as text, so that 1.2 and 1.7 are two
     ids. An empty text is no id.
-
-    Args:
-        value: the value.
-        name: name of the row in messages.
 
     Raises:
         BadSample: If the id is not finite.
@@ -166,10 +199,6 @@ class Layout:
     def read(self, image: StoredImage, row: str) -> bytes:
         """Return the bytes of an image, which are read from its file unless the row contains them.
 
-        Args:
-            image: the image.
-            row: name of the row in messages.
-
         Raises:
             BadSample: If there is no image, its path leaves the root, or its file cannot be read.
         """
@@ -188,12 +217,7 @@ class Layout:
         return [caption] if isinstance(caption, str) else [text for text in caption if text is not None]
 
     def row(self, values: dict[str, Any], name: str) -> Row:
-        """Return a row; a fault is returned in the row and not raised.
-
-        Args:
-            values: values by column, with `FAULT` if the row could not be read.
-            name: name of the row in messages.
-        """
+        """Return a row of values by column; a fault, also that in the column `FAULT`, is returned in the row."""
         try:
             if (cause := values.get(FAULT)) is not None:
                 raise BadSample(cause, name)
@@ -249,13 +273,7 @@ class Ids(NamedTuple):
 
 
 def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
-    """Read a column of ids.
-
-    Args:
-        column: the column.
-        source: as in `identity_number`.
-        needed: whether a row without an id is unusable.
-    """
+    """Read a column of ids, with `source` as in `identity_number`; if `needed`, a row without an id is unusable."""
     ids = Ids(np.zeros(len(column), np.int64), {}, set())
     for row, value in enumerate(column):
         try:

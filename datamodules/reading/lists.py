@@ -17,6 +17,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,7 +31,7 @@ from ..base.text_files import (
     require_utf8,
     with_unique_keys,
 )
-from .layout import Record, captions_in, identity_in, record
+from .layout import Record, captions_in, file_record, identity_in, record
 from .remote import open_file, suffix_of
 
 _INVALID = "invalid CSV"
@@ -44,9 +45,9 @@ def read_list(
 
     Args:
         files: `.json`, `.jsonl` or `.csv` files, paths or URLs.
-        image: key of the path of the image.
-        caption: key of the caption, a string or a list of strings.
-        image_id: key of the id of the image; None for "image_id" if that exists.
+        image: key or column of the image.
+        caption: key or column of the caption, a string or a list of strings.
+        image_id: key or column of the id of the image; None for "image_id" if that exists.
         retries: as in `attempted`.
 
     Raises:
@@ -58,18 +59,24 @@ def read_list(
 
 
 def _listed(item: Any, image: str, caption: str, image_id: str | None) -> Record:
+    values = checked_object(item)
+    if values.get(image) is None:
+        raise BadSample("no image", "")
+    identity = values.get("image_id" if image_id is None else image_id)
+    return file_record(str(values[image]), captions_in(values.get(caption)), identity_in(identity))
+
+
+def checked_object(item: Any) -> dict[str, Any]:
+    """Return an item of a list.
+
+    Raises:
+        BadSample: If it is no object, or has more values than columns.
+    """
     if not isinstance(item, dict):
         raise BadSample("no object", "")
     if None in item:  # the CSV reader's key of excess values, as after a comma in a caption without quotation marks
         raise BadSample("more values than columns", "")
-    if item.get(image) is None:
-        raise BadSample("no image", "")
-    identity = item.get("image_id" if image_id is None else image_id)
-    return {
-        "image": {"bytes": None, "path": str(item[image])},
-        "caption": captions_in(item.get(caption)),
-        "image_id": identity_in(identity),
-    }
+    return item
 
 
 def first_keys(file: str) -> list[str]:
@@ -85,12 +92,7 @@ def first_keys(file: str) -> list[str]:
 
 
 def read_items(path: str, retries: int | None = None) -> Iterator[Callable[[], Any]]:
-    """Yield a function for each item of a file, which returns the item or raises the fault of the item.
-
-    Args:
-        path: path or URL.
-        retries: as in `attempted`.
-    """
+    """Yield a function for each item of a file, local or by URL, which returns the item or raises its fault."""
     with require_utf8(path), open_file(path, retries) as content:
         yield from _decoded_items(path, content)
 
@@ -135,11 +137,7 @@ def _with_its_keys(item: Any) -> Any:
 def read_folder(files: list[str]) -> Iterator[Record]:
     """Yield the records of images without captions."""
     for file in files:
-        yield record(lambda file=file: _image(file, []))  # type: ignore[misc]
-
-
-def _image(file: str, captions: list[str]) -> Record:
-    return {"image": {"bytes": None, "path": file}, "caption": captions, "image_id": None}
+        yield record(partial(file_record, file, []))
 
 
 def read_class_folders(files: list[str], root: str) -> Iterator[Record]:
@@ -159,7 +157,7 @@ def read_class_folders(files: list[str], root: str) -> Iterator[Record]:
                 f"Expected one folder per class with its images in {root!r}, got the image {folder!r} directly in it: "
                 "move the image, or add metadata.jsonl with a label for each image."
             )
-        yield record(lambda file=file, folder=folder: _image(file, [folder]))  # type: ignore[misc]
+        yield record(partial(file_record, file, [folder]))
 
 
 # CSV, in which an unclosed quotation mark costs its row only

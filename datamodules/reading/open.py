@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -64,11 +65,6 @@ class Opening:
     def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
 
-        Args:
-            source: the source.
-            split: split of the datamodule, for hub datasets and messages.
-            streaming: whether to stream the rows instead of memory-mapping a copy.
-
         Returns:
             A `datasets.Dataset` whose images are not decoded (a `StreamedSource` for streaming), and
             the layout of its rows.
@@ -82,19 +78,12 @@ class Opening:
             source.caption_column or self.caption_column,
             source.image_id_column or self.image_id_column,
         )
-        with retrying(self.retries):
-            try:
-                resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
-                is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
-                if is_table or resolved.format in ("hub", "disk"):
-                    return self._open_library(source, resolved, columns, split, streaming)
-                return self._open_files(source, resolved, columns, split, streaming)
-            except ValueError as error:
-                if "corresponds to no data" not in str(error):
-                    raise
-                raise UserError(
-                    f"Expected rows in the {split} split ({source.path!r}), got none: check the path."
-                ) from None
+        with retrying(self.retries), converting(source.path, split):
+            resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
+            is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
+            if is_table or resolved.format in ("hub", "disk"):
+                return self._open_library(source, resolved, columns, split, streaming)
+            return self._open_files(source, resolved, columns, split, streaming)
 
     def _root(self, source: Source, folder: str) -> tuple[str, bool]:
         """Return the folder that relative image paths start from, and whether the user named it."""
@@ -197,16 +186,10 @@ class Opening:
             }
         )
         stamps = [file_stamp(file) for file in files]
-        given = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
+        kwargs = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
-            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=given))
-        try:
-            return Dataset.from_generator(_read, features=features, gen_kwargs=given, cache_dir=self.cache_dir)
-        except Exception as error:
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-                raise cause from None  # the library wraps the error of the reader
-            raise
+            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=kwargs))
+        return Dataset.from_generator(_read, features=features, gen_kwargs=kwargs, cache_dir=self.cache_dir)
 
     # Sources that the `datasets` library reads
 
@@ -288,12 +271,47 @@ class Opening:
         if columns.caption not in schema.names:
             return
         captions = _value_type(schema, columns.caption)
-        if not (_holds_labels if self.labels else _holds_texts)(captions):
+        # The type of a list's values in all of Arrow's layouts; a label is no list.
+        single = captions if self.labels else getattr(captions, "value_type", captions)
+        if not (is_text_type(single) or (self.labels and pa.types.is_integer(single))):
             wanted = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
                 f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
                 f"data.{self._caption_option} to one of {others}."
             )
+
+
+@contextlib.contextmanager
+def converting(origin: str, split: str) -> Iterator[None]:
+    """Raise errors of `Dataset.from_generator` and of the library's readers as errors for the user.
+
+    Raises:
+        UserError: If the source has no rows, or the reader of its rows raised such an error, which the library wraps.
+    """
+    try:
+        yield
+    except Exception as error:
+        cause = error.__cause__ or error.__context__
+        if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
+            raise cause from None
+        if isinstance(error, ValueError) and "corresponds to no data" in str(error):
+            raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
+        raise
+
+
+def resolve_tables(source: Source, wanted: str) -> Resolved:
+    """Find the files of a source of lists or Parquet on a disk.
+
+    Raises:
+        UserError: If the source does not exist, or is of another format.
+    """
+    resolved = resolve(source)
+    if resolved.format not in ("json", "parquet"):
+        raise UserError(
+            f"Expected .json, .jsonl, .csv or .parquet files with {wanted}, got {source.path!r} of the format "
+            f"{resolved.format}: convert the data."
+        )
+    return resolved
 
 
 def no_column(column: str, names: Sequence[str], origin: str, option: str) -> str:
@@ -342,24 +360,9 @@ def _holds_images(kind: pa.DataType) -> bool:
     return is_text_type(kind) or is_binary_type(kind)
 
 
-def _holds_texts(kind: pa.DataType) -> bool:
-    return is_text_type(getattr(kind, "value_type", kind))  # of lists in all of Arrow's layouts
-
-
-def _holds_labels(kind: pa.DataType) -> bool:
-    return is_text_type(kind) or pa.types.is_integer(kind)
-
-
 @dataclass
 class PairSources:
-    """Sources of the image-caption pairs of each split.
-
-    Args:
-        sources: sources by split.
-        opening: settings that all sources share.
-        max_pixels: images with more pixels are refused.
-        streaming: whether to stream the rows instead of memory-mapping a copy.
-    """
+    """Sources of the image-caption pairs of each split, which are streamed or memory-mapped."""
 
     sources: dict[Split, list[str | Source]]
     opening: Opening
@@ -373,11 +376,6 @@ class PairSources:
 
     def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
         """Open and check the rows of a split.
-
-        Args:
-            split: the split.
-            clean: whether to apply ALBEF's caption cleaning.
-            max_words: number of words that the cleaning keeps.
 
         Returns:
             The rows; None if the split has no source.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import parquet
 
+from ...common.errors import UserError
 from ..base.faults import ROW_ERRORS, BadSample, unreadable
 from .layout import FAULT, Record, captions_in, identity_in, record
-from .lists import refuse_duplicates
+from .lists import read_items, refuse_duplicates
 from .remote import open_file
 from .stream import READ_AT_ONCE
 
@@ -21,9 +22,6 @@ FOOTER = 2**16
 
 def parquet_schema(file: str) -> pa.Schema:
     """Return the names and types of the columns of a file.
-
-    Args:
-        file: a path or URL.
 
     Raises:
         UserError: If a name is not unique.
@@ -40,18 +38,29 @@ def column_names(file: str) -> list[str]:
     return names
 
 
+def read_table_items(file: str) -> Iterator[Callable[[], Any]]:
+    """Yield a function for each row of a Parquet file on a disk, or each item of a list, as `read_items` does.
+
+    Raises:
+        UserError: If the file has another form.
+    """
+    if not file.endswith(".parquet"):
+        yield from read_items(file)
+        return
+    try:
+        column_names(file)  # raises an error for a name that is not unique
+        table = parquet.ParquetFile(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"Expected a Parquet file, got {file!r} ({error}): correct it.") from error
+    with table:
+        for batch in table.iter_batches(1000):
+            yield from (lambda row=row: row for row in batch.to_pylist())
+
+
 def read_parquets(
     files: list[str], image: str, caption: str, image_id: str | None, retries: int | None = None
 ) -> Iterator[Record]:
-    """Yield the records of Parquet files.
-
-    Args:
-        files: paths or URLs.
-        image: column of the images, encoded or paths.
-        caption: column of the captions.
-        image_id: column of the image ids; None for "image_id" if that exists.
-        retries: as in `attempted`.
-    """
+    """Yield the records of Parquet files; arguments as in `read_list`."""
     for file in files:
         yield from parquet_records(file, image, caption, image_id, 0, retries)
 
@@ -94,15 +103,7 @@ def _of_row(row: dict[str, Any], image: str, caption: str, image_id: str) -> Rec
 
 
 class ParquetSource:
-    """Streamed Parquet files; reading starts at the row group of the first row.
-
-    Args:
-        files: paths or URLs.
-        image: column of the images, encoded or paths.
-        caption: column of the captions.
-        image_id: column of the image ids; None for "image_id" if that exists.
-        retries: as in `attempted`.
-    """
+    """Streamed Parquet files; reading starts at the row group of the first row. Arguments as in `read_list`."""
 
     def __init__(self, files: Sequence[str], image: str, caption: str, image_id: str | None, retries: int) -> None:
         self.files = list(files)

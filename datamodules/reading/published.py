@@ -12,7 +12,7 @@ from typing import Any, Literal
 from ...common.errors import UserError
 from ..base.faults import BadSample
 from ..base.text_files import ENCODING, parse_json, require_utf8
-from .layout import Record, identity_in, record
+from .layout import Record, file_record, identity_in, record
 from .remote import open_file, suffix_of
 
 # Karpathy's splits, one file each: `dataset_coco.json`, `dataset_flickr30k.json`
@@ -59,11 +59,9 @@ def read_karpathy(files: list[str], split: str | None, role: str) -> Iterator[Re
 def _of_image(image: Any) -> Record:
     if not _is_complete(image):
         raise BadSample("incomplete image", "")
-    return {
-        "image": {"bytes": None, "path": os.path.join(image.get("filepath") or "", image["filename"])},
-        "caption": [sentence["raw"] for sentence in image["sentences"]],
-        "image_id": identity_in(image.get("cocoid", image.get("imgid"))),
-    }
+    path = os.path.join(image.get("filepath") or "", image["filename"])
+    captions = [sentence["raw"] for sentence in image["sentences"]]
+    return file_record(path, captions, identity_in(image.get("cocoid", image.get("imgid"))))
 
 
 def _images(file: str) -> list[Any]:
@@ -164,13 +162,7 @@ def class_names(data_set: DataSet, folder: str) -> tuple[str, ...]:
 
 
 def read_authors_list(files: list[str], data_set: DataSet, folder: str) -> Iterator[Record]:
-    """Yield the records of the images in a list; the label is the name of the class.
-
-    Args:
-        files: the list of a split.
-        data_set: the data set.
-        folder: its folder.
-    """
+    """Yield the records of the images in a list; the label is the name of the class."""
     read = _pet if data_set == "oxford_iiit_pet" else _dish
     for file in files:
         for line in _lines(Path(file)):
@@ -189,7 +181,7 @@ def _pet(line: str, images: Path) -> Record:
     words = line.split()
     if len(words) != 4:
         raise BadSample("invalid line", "")
-    return _labeled(images / f"{words[0]}.jpg", _breed(words[0]))
+    return file_record(str(images / f"{words[0]}.jpg"), [_breed(words[0])])
 
 
 def _breed(image: str) -> str:
@@ -201,8 +193,4 @@ def _dish(line: str, images: Path) -> Record:
     name, _, number = line.partition("/")
     if not number:
         raise BadSample("invalid line", "")
-    return _labeled(images / name / f"{number}.jpg", name)
-
-
-def _labeled(image: Path, label: str) -> Record:
-    return {"image": {"bytes": None, "path": str(image)}, "caption": [label], "image_id": None}
+    return file_record(str(images / name / f"{number}.jpg"), [name])

@@ -219,11 +219,7 @@ def url_of_bytes(url: str, start: int, size: int) -> str:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file by URL that is read in ranges; at most `BLOCK` bytes at once.
-
-    Args:
-        url: the file.
-        retries: as in `attempted`.
+    """A file by URL that is read in ranges; at most `BLOCK` bytes at once, with `retries` as in `attempted`.
 
     Raises:
         OSError: If there is no such file, or it cannot be read.

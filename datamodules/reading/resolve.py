@@ -220,6 +220,19 @@ def _resolve_folder(source: Source, path: str) -> Resolved:
     )
 
 
+def local_files(source: str, suffix: str) -> list[str]:
+    """Return the files of a folder and its subfolders with a suffix, those that match a pattern, or the file itself.
+
+    The paths are sorted; there may be none.
+    """
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        return sorted(str(file) for file in Path(path).rglob(f"*{suffix}"))
+    if os.path.exists(path):
+        return [path]
+    return sorted(glob.glob(path, recursive=True))
+
+
 def _looks_local(path: str) -> bool:
     """Return whether a name is a local path and no hub name, by its form or because its folder exists."""
     if path.startswith((".", "/", "~")) or (not _HUB_NAME.fullmatch(path) and "/" in path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from ...common.errors import UserError
 from ...common.urls import keep
 from ..base.decode import read_regular
 from .remote import find_files, is_remote, open_file
+from .resolve import local_files
 from .tar import read_members, tar_index, tar_uids
 
 MANIFEST = "manifest.json"
@@ -32,11 +32,7 @@ def find_shards(sources: Sequence[str]) -> list[str]:
         if is_remote(source):
             files += find_files(keep(source), (".tar",))
             continue
-        path = os.path.expanduser(source)
-        if os.path.isdir(path):
-            matches = sorted(str(file) for file in Path(path).rglob("*.tar"))
-        else:
-            matches = sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]
+        matches = local_files(source, ".tar")
         if not matches or not all(os.path.isfile(file) for file in matches):
             raise UserError(f"Expected tar files in {source!r}, got none: correct the path or the pattern.")
         files += [os.path.abspath(file) for file in matches]
@@ -45,9 +41,6 @@ def find_shards(sources: Sequence[str]) -> list[str]:
 
 def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
     """Return the teachers of reinforced shards, from `manifest.json` in their folders.
-
-    Args:
-        shards: absolute paths.
 
     Returns:
         Embedding dimension (`dims`) and logit scale (`scales`) of each teacher, and the path of the manifest
@@ -83,12 +76,7 @@ def teachers_of(shards: Sequence[str]) -> dict[str, Any] | None:
 
 
 class Shards:
-    """Samples of concatenated tar files.
-
-    Args:
-        files: absolute paths.
-        cache: folder of the cached indexes.
-    """
+    """Samples of concatenated tar files."""
 
     def __init__(self, files: Sequence[str], cache: Path) -> None:
         self.files = list(files)
@@ -172,12 +160,7 @@ class SeparateImages:
         return index
 
     def members(self, sample: int, key: str, uid: str) -> dict[str, bytes]:
-        """Read the members of the image of a sample; empty if there is no image.
-
-        Args:
-            sample: index of the sample.
-            key: key of the sample, without folders.
-            uid: the `uid` of the sample; empty without one.
+        """Read the members of the image of a sample with a key, without folders, and a `uid`, which may be empty.
 
         Raises:
             BadSample: If the image cannot be read.

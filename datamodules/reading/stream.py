@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from PIL import Image
 
 from ...common.errors import UserError
 from ..base.decode import decode_image
-from ..base.faults import EMPTY_CAPTION, BadSample, Fault
+from ..base.faults import EMPTY_CAPTION, BadSample
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
-from .layout import PROBED_ROWS, Layout, Row, identity_number
+from .layout import PROBED_ROWS, Layout, Row, check_probes, identity_number
 
 READ_AT_ONCE = 64
 """Number of rows that are read together from a file."""
@@ -34,11 +35,7 @@ class StreamedSource(Protocol):
 
 
 class LibrarySource:
-    """Streamed source with an unknown number of rows (JSON, CSV, the hub).
-
-    Args:
-        data: a `datasets.IterableDataset` whose images are not decoded.
-    """
+    """Streamed source with an unknown number of rows (JSON, CSV, the hub)."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -70,10 +67,6 @@ class StreamedRow(NamedTuple):
 
 class Stream:
     """Shards of one or several streamed sources.
-
-    Args:
-        sources: the opened sources, each with its layout.
-        max_pixels: images with more pixels are refused.
 
     Raises:
         UserError: If a weight does not give whole shards.
@@ -155,27 +148,14 @@ class Stream:
         Raises:
             UserError: If the split is empty, or none of the first rows can be used.
         """
-        origins = ", ".join(repr(layout.origin) for _, layout in self.sources)
-        tried = 0
-        faults: list[Fault] = []
-        for item in self.all_rows():
-            if tried == PROBED_ROWS:
-                break
-            tried += 1
-            if item.row.fault is not None:
-                faults.append(item.row.fault)
-                continue
-            if need_captions and not any(usable_caption(text, clean, max_words) for text in item.row.captions):
-                faults.append(Fault(EMPTY_CAPTION, item.name))
-                continue
-            try:
-                self.decoder(item)()
-                return
-            except BadSample as bad:
-                faults.append(bad.fault)
-        if not tried:
-            raise UserError(f"Expected rows in the {split} split ({origins}), got none: check the path.")
-        raise UserError(
-            f"Expected images with captions in the {split} split ({origins}), got no usable row among the first "
-            f"{tried} ('{faults[0].cause}' in {faults[0].name}): check data.image_root and the column names."
-        )
+
+        def read(item: StreamedRow) -> None:
+            usable = any(usable_caption(text, clean, max_words) for text in item.row.captions)
+            if item.row.fault is None and need_captions and not usable:
+                raise BadSample(EMPTY_CAPTION, item.name)
+            self.decoder(item)()
+
+        probes = (partial(read, item) for item in itertools.islice(self.all_rows(), PROBED_ROWS))
+        origins = [layout.origin for _, layout in self.sources]
+        advice = "check data.image_root and the column names"
+        check_probes(probes, "images with captions", split, origins, "the first {}", advice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from ...common.errors import UserError
 from ..base.decode import decode_image
-from ..base.faults import EMPTY_CAPTION, BadSample, Fault, reading
+from ..base.faults import EMPTY_CAPTION, BadSample, reading
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
-from .layout import Ids, Layout, StoredImage, is_binary_type, is_list_type, probed_rows, read_ids
+from .layout import Ids, Layout, StoredImage, check_probes, is_binary_type, is_list_type, probed_rows, read_ids
 
 
 class ImageTable:
@@ -136,53 +135,15 @@ class ImageTable:
             _contains_all_images(data, layout.image) for data, layout in zip(self._images, self.layouts, strict=True)
         ]
 
-    def unusable(self, row: int) -> Fault | None:
-        """Return the fault of a row, or None."""
-        try:
-            self.image(row)
-        except BadSample as bad:
-            return bad.fault
-        return None
-
-    def check_rows(self, split: str, wanted: str, advice: str, unusable: Callable[[int], Fault | None]) -> None:
-        """Check that the split has rows, and that at least one of `PROBED_ROWS` evenly spaced rows can be used.
-
-        Args:
-            split: name of the split, for the message.
-            wanted: what is expected of the rows, for the message.
-            advice: how to correct the data, for the message.
-            unusable: returns the fault of a row, or None.
-
-        Raises:
-            UserError: If the split is empty, or no probed row can be used.
-        """
-        origins = ", ".join(repr(layout.origin) for layout in self.layouts)
-        if not len(self):
-            raise UserError(f"Expected rows in the {split} split ({origins}), got none: check the path.")
-        causes: dict[str, int] = {}
-        example = ""
-        rows = probed_rows(len(self))
-        for row in rows:
-            fault = unusable(row)
-            if fault is None:
-                return
-            causes[fault.cause] = causes.get(fault.cause, 0) + 1
-            example = fault.name if fault.cause != EMPTY_CAPTION else example
-        what = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
-        hint = f", for example {example}" if example else ""
-        raise UserError(
-            f"Expected {wanted} in the {split} split ({origins}), got no usable row among {len(rows)} of {len(self)} "
-            f"({what}{hint}): {advice}."
-        )
+    def check_rows(self, split: str, expected: str, advice: str, read: Callable[[int], Any]) -> None:
+        """Check evenly spaced rows by `check_probes`, whose arguments and errors these are; `read` reads a row."""
+        probes = (partial(read, row) for row in (probed_rows(len(self)) if len(self) else ()))
+        origins = [layout.origin for layout in self.layouts]
+        check_probes(probes, expected, split, origins, f"{{}} of {len(self)}", advice)
 
 
 class PairTable(ImageTable):
-    """Rows of images and captions of one or several memory-mapped sources, concatenated.
-
-    Args:
-        sources: the opened sources, each with its layout.
-        max_pixels: images with more pixels are refused.
-    """
+    """Rows of images and captions of one or several memory-mapped sources, concatenated."""
 
     def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int) -> None:
         super().__init__(sources, max_pixels)
@@ -285,16 +246,13 @@ class PairTable(ImageTable):
         if len(self):
             _ = self._numbers
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                captions = self.captions(row)
-            except BadSample as bad:
-                return bad.fault
+        def read(row: int) -> None:
+            captions = self.captions(row)
             if need_captions and not any(usable_caption(text, clean, max_words) for text in captions):
-                return Fault(EMPTY_CAPTION, self.name(row))
-            return self.unusable(row)
+                raise BadSample(EMPTY_CAPTION, self.name(row))
+            self.image(row)
 
-        self.check_rows(split, "images with captions", "check data.image_root and the column names", unusable)
+        self.check_rows(split, "images with captions", "check data.image_root and the column names", read)
 
 
 def _contains_all_images(dataset: Any, column: str) -> bool:

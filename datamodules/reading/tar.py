@@ -102,14 +102,7 @@ def _member_spans(file: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dict[str, bytes]:
-    """Read the members of a sample by kind, such as `jpg` and `syn.json`.
-
-    Args:
-        file: the shard.
-        start: first byte of the sample.
-        stop: byte after the end of the sample.
-        name: name of the sample in messages.
-        key: key of the sample.
+    """Read the members of the sample from byte `start` up to byte `stop` by kind, such as `jpg` and `syn.json`.
 
     Raises:
         BadSample: If the file has changed, or cannot be read.
@@ -214,10 +207,6 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     Copying a shard with its index changes the modification times, so an index beside a shard is checked by its content:
     some samples are looked up here, and `read_members` checks each sample that is read.
 
-    Args:
-        file: absolute path or URL.
-        cache: folder of the cached indexes.
-
     Raises:
         UserError: If the file is not a tar file, is truncated, or is damaged.
     """
@@ -240,12 +229,12 @@ def _index_beside(file: str) -> TarIndex | None:
     """Return the index beside a shard; None if there is no index, or it belongs to another file."""
     try:
         with open_file(f"{os.path.splitext(file)[0]}.index.json") as content:
-            kept = json.loads(content.read())
+            saved = json.loads(content.read())
         size = size_of(file)
-        if kept["bytes"] != size:
+        if saved["bytes"] != size:
             return None
-        start, stop = (np.array(kept[name], np.int64) for name in ("start", "stop"))
-        index = TarIndex(start, stop, np.array([os.fsencode(key) for key in kept["keys"]], np.bytes_))
+        start, stop = (np.array(saved[name], np.int64) for name in ("start", "stop"))
+        index = TarIndex(start, stop, np.array([os.fsencode(key) for key in saved["keys"]], np.bytes_))
         return index if _matches(index, file, size) else None
     except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return None

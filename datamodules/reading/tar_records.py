@@ -29,12 +29,8 @@ def read_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[
     """Yield the records of WebDataset shards, in which adjacent members with the same key are a sample.
 
     The image is the member with the suffix of an image; the captions are the member `caption` or `txt`, or the
-    entry `caption` of the member `json`. Other members, such as pickled ones, are not read.
-
-    Args:
-        files: tar files.
-        caption: key of the caption.
-        image_id: key of the image id in the member `json`; None for "image_id" if that exists.
+    entry `caption` of the member `json`. Other members, such as pickled ones, are not read. Arguments as in
+    `tar_records`.
 
     Raises:
         UserError: If a file is not a tar file or is truncated.
@@ -65,8 +61,8 @@ def tar_records(
 
     Args:
         file: path or URL.
-        caption: as in `read_tars`.
-        image_id: as in `read_tars`.
+        caption: key of the caption.
+        image_id: key of the image id in the member `json`; None for "image_id" if that exists.
         start: first byte of the first record.
         retries: as in `attempted`.
         images: whether to read the images; otherwise, of a file by URL, the path of an image is that of its bytes.
@@ -88,8 +84,8 @@ def tar_records(
                     continue
                 # Read before the next header, since a compressed file seeks backwards only by decompressing from the
                 # start.
-                held = tar.extractfile(member)
-                sample[kind] = held.read() if held else b""
+                content_of_member = tar.extractfile(member)
+                sample[kind] = content_of_member.read() if content_of_member else b""
                 if kind == "image":
                     # The name is for messages only, and need not be UTF-8.
                     sample["path"] = os.fsencode(member.name).decode("utf-8", errors="replace")
@@ -159,8 +155,7 @@ class TarSource:
 
     Args:
         files: absolute paths or URLs.
-        caption: key of the caption.
-        image_id: key of the image id; None for "image_id" if that exists.
+        caption: as in `tar_records`, like `image_id`.
         cache: folder of the cached offsets of the samples.
         retries: as in `attempted`.
     """

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
+import lightning.pytorch as pl
 import torch
 from torch import nn
 
 from ...common.clip_vocabulary import CLIP, CLIP_TOKENS, CLIP_VOCABULARY
 from ...common.preprocessing import Interpolation, Three
-from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE
+from ...common.ranges import COUNT, FINITE, POSITIVE, SHARE, CheckedArguments
 from ..base.decode import MAX_PIXELS
 from ..base.stages import Split
 from ..pairs.datamodule import PairDataModule
@@ -21,7 +22,8 @@ from ..reading.shards import SeparateImages, Shards, find_shards, teachers_of
 from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..reading.tar import IMAGE_SUFFIXES
-from ..transforms.clip import ReplayTransform, pair_eval_transform
+from ..transforms.albef import pair_eval_transform
+from ..transforms.clip import ReplayTransform
 from .rows import OtherSizes, ReinforcedTable
 from .samples import ReinforcedCollate, ReinforcedDraws, ReinforcedReader, ReinforcedSet
 
@@ -30,11 +32,10 @@ _IMAGE_ARGUMENTS = ("mean", "std", "interpolation")
 """Keys of the preprocessing that are arguments with the prefix `image_`."""
 
 
-class ReinforcedDataModule(PairDataModule):
-    """Reinforced pairs for training, plain pairs for evaluation, with the preprocessing that the student expects.
+class ReinforcedBatches(CheckedArguments, pl.LightningDataModule):
+    """Training on reinforced pairs, with the preprocessing that the student expects; a base class before the pairs.
 
-    A subclass opens the rows: those of reinforced shards for training, pairs for all other splits. Captions are encoded
-    by CLIP's tokenizer.
+    Captions are encoded by CLIP's tokenizer.
 
     Args:
         image_size: side of the square images, pixels (MobileCLIP: 256; its ViTs: 224).
@@ -56,7 +57,6 @@ class ReinforcedDataModule(PairDataModule):
         synthetic_ratio: probability that a sample trains on its synthetic caption instead of the real one (the paper's
             ablation of random choice; `mix-synthetic-ratio` of the released code); by default it trains on both. The
             text tower then encodes one caption for each image. The module treats and logs these captions as real ones.
-        **options: see `PairDataModule`.
     """
 
     text_options: ClassVar[dict[str, Any]] = {
@@ -68,6 +68,14 @@ class ReinforcedDataModule(PairDataModule):
     }
     """Arguments of other datamodules that are fixed here; the command line encodes new texts by them."""
     decided_arguments: ClassVar[tuple[str, ...]] = (*text_options, "train_transform", "eval_transform")
+
+    # Members of `PairDataModule`
+    _rows: dict[Split, Any]
+    image_size: Any
+    run_seed: int
+    encoder: Callable[[], Any]
+    expected_preprocessing: Callable[[], Mapping[str, Any]]
+    worker_transform: Callable[..., nn.Module]
 
     def __init__(
         self,
@@ -152,7 +160,14 @@ class ReinforcedDataModule(PairDataModule):
         return ReinforcedCollate(self.encoder(), getattr(torch, self.teacher_dtype))
 
 
-class ReinforcedImageTextDataModule(ReinforcedDataModule):
+class ReinforcedDataModule(ReinforcedBatches, PairDataModule):
+    """Reinforced pairs for training, plain pairs for evaluation.
+
+    A subclass opens the rows: those of reinforced shards for training, pairs for all other splits.
+    """
+
+
+class ReinforcedImageTextDataModule(ReinforcedBatches, PairDataModule):
     """Reinforced pairs in the layout of DataCompDR, versions 1 and 2; evaluation on pairs in any other form.
 
     A sample of a shard has the members `syn.json`, `paug.json` and `npz` or `pth.gz`; its image and its caption
@@ -183,7 +198,6 @@ class ReinforcedImageTextDataModule(ReinforcedDataModule):
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder of the cached indexes of shards, and of the copies of evaluation pairs; by default
             `~/.cache/vlightning`, and the `datasets` library's own folder.
-        **options: see `ReinforcedDataModule`.
     """
 
     def __init__(

@@ -88,7 +88,6 @@ class ReinforcementDataModule(SampledDataModule):
         batch_size: pairs per batch.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
-        **options: see `SampledDataModule`.
     """
 
     asks: ClassVar[tuple[type, ...]] = (EmbedsAugmentations,)

@@ -1,29 +1,28 @@
-"""Bases of the datamodules of vision-language tasks: one or two images, a text, and a label."""
+"""Datamodules of vision-language tasks: one or two images, a text, and a label."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 from PIL import Image
-from torch import nn
 
-from ...common.ranges import COUNT
-from ..base.decode import MAX_PIXELS
 from ..base.faults import BadSample
+from ..base.images import ImageTransforms
+from ..base.sampled import SampledDataModule
 from ..base.samples import EvaluationRows
 from ..base.stages import Split
-from ..base.texts import TextDataModule
+from ..base.texts import TokenizedTexts
+from ..labels.samples import labels_of
+from ..pairs.source_arguments import SourceArguments
 from ..reading.layout import Layout
-from ..reading.resolve import Sources, by_split
-from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import Annotations, TaskTable
 from .samples import TaskCollate, TaskReader, TaskRows
 
 
-class TaskDataModule(TextDataModule):
-    """Samples of one or two images, a text and a target, in batches of the project's contract (dicts of tensors).
+class TaskDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
+    """Samples of one or two images, a text and a label, in batches of the project's contract (dicts of tensors).
 
     A batch holds the images, float [B, 3, H, W], under the names of `image_names`; `input_ids` and
     `attention_mask` [B, L]; `label` [B]; `sample_index` [B]. Evaluation reads each row once. A subclass defines
@@ -38,7 +37,7 @@ class TaskDataModule(TextDataModule):
 
     decided_arguments: ClassVar[tuple[str, ...]] = ("predict_texts",)
     image_names: ClassVar[tuple[str, ...]] = ("image",)
-    class_names: tuple[str, ...] | None = None
+    class_names: ClassVar[tuple[str, ...]]
     """Names of the classes by index."""
 
     def __init__(
@@ -49,30 +48,30 @@ class TaskDataModule(TextDataModule):
         )
 
     @property
-    def num_classes(self) -> int | None:
-        """Number of classes; None without classes."""
-        return None if self.class_names is None else len(self.class_names)
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
 
     def training_reader(self, rows: TaskRows) -> TaskReader:
-        """Return a reader of augmented images with a text and a target."""
+        """Return a reader of augmented images with a text and a label."""
         return TaskReader(rows, self.worker_transform(training=True), self.encoder())
 
     def training_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""
-        return TaskCollate(self.image_names, self.encoder())
+        return TaskCollate(self.image_names, encoder=self.encoder())
 
-    def evaluation_labels(self, rows: TaskRows) -> list[int] | None:
-        """Return the class index of each row, -1 for a row without a readable one; None without classes."""
-        return None if self.class_names is None else [_class_of(rows, row) for row in range(len(rows))]
+    def evaluation_labels(self, rows: TaskRows) -> list[int]:
+        """Return the class index of each row; -1 for a row without a readable label."""
+        return labels_of(rows)
 
     def evaluation_set(self, rows: TaskRows, items: Sequence[int], split: Split) -> EvaluationRows:
-        """Return a dataset of images with a text and, but for prediction, a target."""
+        """Return a dataset of images with a text and, but for prediction, a label."""
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
         return EvaluationRows(len(rows), reader, self.run_seed)
 
     def evaluation_collate(self) -> TaskCollate:
         """Stack the images and encode the texts."""
-        return TaskCollate(self.image_names, self.encoder(), in_pixels(self.eval_transform))
+        return TaskCollate(self.image_names, in_pixels(self.eval_transform), encoder=self.encoder())
 
     # For callbacks
 
@@ -98,81 +97,47 @@ class TaskDataModule(TextDataModule):
         return dict(zip(self.image_names, names, strict=True)) | {"text": self.text(split, sample_index)}
 
 
-def _class_of(rows: TaskRows, row: int) -> int:
-    try:
-        target = rows.target(row)
-    except BadSample:
-        return -1
-    return -1 if target is None else int(target)
+class AnnotationFiles(SourceArguments):
+    """Samples of annotation files, as their authors publish them, or of tables; a base class before `TaskDataModule`.
 
-
-class AnnotationDataModule(TaskDataModule):
-    """Samples of annotation files, as their authors publish them, or of tables of one's own.
+    Files are `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet`.
 
     Args:
-        train: training rows: a `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet` file, a glob
-            pattern, a folder, a `Source`, or a list of these, read one after another.
-        validation: rows for validation, in the same forms.
-        test: rows for testing, in the same forms.
-        predict: rows for prediction, in the same forms; labels are optional.
-        image_root: folder that relative image paths start from; by default the folder of the file that names them.
         image_columns: column of each image of a row, encoded or a path; by default the names of the images in batches.
             A list in a column `images` replaces them.
         text_column: column of the text.
         label_column: column of the label, the name or the index of a class.
         image_suffix: suffix of image names that have none; by default that of the authors' files.
-        image_size: side of the square images, pixels; by default that of the module, or else 384.
-        horizontal_flip: whether to flip half of the training images, as the authors do; set it to false if texts
-            distinguish left and right. Has no effect with `train_transform`.
-        max_pixels: images with more pixels are refused before they are decoded.
-        cache_dir: folder for the memory-mapped copies of the `datasets` library.
     """
 
-    label_names: ClassVar[tuple[str, ...]] = ()
     default_suffix: ClassVar[str] = ""
     default_image_size: ClassVar[int | None] = 384
 
+    # Members of `TaskDataModule`
+    image_names: ClassVar[tuple[str, ...]]
+    class_names: ClassVar[tuple[str, ...]]
+    clean_captions: bool
+    max_words: int
+
     def __init__(
         self,
-        train: Sources = None,
-        validation: Sources = None,
-        test: Sources = None,
-        predict: Sources = None,
-        image_root: str | None = None,
+        *,
         image_columns: list[str] | None = None,
         text_column: str = "sentence",
         label_column: str = "label",
         image_suffix: str | None = None,
-        image_size: Annotated[int | None, COUNT] = None,
-        horizontal_flip: bool = True,
-        max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
-        cache_dir: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.sources = by_split(train, validation, test, predict)
-        self.class_names = self.label_names or None
         self.form = Annotations(
             self.image_names,
             tuple(image_columns or self.image_names),
             text_column,
             {"label": label_column},
-            image_root,
+            self.image_root,
             self.default_suffix if image_suffix is None else image_suffix,
-            cache_dir,
+            self.cache_dir,
         )
-        self.image_size = image_size
-        self.horizontal_flip = horizontal_flip
-        self.max_pixels = max_pixels
-
-    def default_train_transform(self) -> nn.Module:
-        """Return the authors' transform of fine-tuning, with the normalization that trained weights expect.
-
-        It crops at least half of the area, flips, and applies RandAugment.
-        """
-        flip = 0.5 if self.horizontal_flip else 0.0
-        expected = self.expected_preprocessing()
-        return pair_train_transform(self.image_size, expected, scale=(0.5, 1.0), horizontal_flip=flip)
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
@@ -185,12 +150,12 @@ class AnnotationDataModule(TaskDataModule):
             return None
         rows = TaskTable(sources, self.max_pixels, self.image_names)
         rows.check_texts(split, self.clean_captions, self.max_words)
-        if split != "predict" and self.class_names is not None:
+        if split != "predict":
             rows.set_class_indices(self.class_names, len(self.class_names), split)
         return rows
 
 
-class EntailmentDataModule(AnnotationDataModule):
+class EntailmentDataModule(AnnotationFiles, TaskDataModule):
     """Images with a text, and whether the image contradicts it, leaves it open, or entails it.
 
     Rows are `{"image", "sentence", "label"}`, as in `ve_train.json`, `ve_dev.json` and `ve_test.json` of
@@ -198,11 +163,11 @@ class EntailmentDataModule(AnnotationDataModule):
     Labels are contradiction (0), neutral (1) and entailment (2), by name or by number.
     """
 
-    label_names = ("contradiction", "neutral", "entailment")
+    class_names = ("contradiction", "neutral", "entailment")
     default_suffix = ".jpg"
 
 
-class NLVR2DataModule(AnnotationDataModule):
+class NLVR2DataModule(AnnotationFiles, TaskDataModule):
     """Two images with a statement that is true or false about them.
 
     Rows are `{"images": [left, right], "sentence", "label"}`, as in `nlvr_train.json`, `nlvr_dev.json` and
@@ -212,4 +177,4 @@ class NLVR2DataModule(AnnotationDataModule):
     """
 
     image_names = ("image_left", "image_right")
-    label_names = ("False", "True")
+    class_names = ("False", "True")

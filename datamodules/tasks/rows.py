@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,13 @@ from PIL import Image
 
 from ...common.errors import UserError
 from ..base.decode import decode_image
-from ..base.faults import EMPTY_CAPTION, ROW_ERRORS, BadSample, Fault, unreadable
+from ..base.faults import EMPTY_CAPTION, ROW_ERRORS, BadSample, unreadable
 from ..labels.rows import LabelTable
-from ..reading.layout import FAULT, Layout, Record, captions_in
-from ..reading.lists import first_keys, read_items
-from ..reading.open import file_stamp, no_column
-from ..reading.parquet import column_names
-from ..reading.resolve import Source, as_source, resolve
+from ..reading.layout import FAULT, Layout, Record, StoredImage, captions_in
+from ..reading.lists import checked_object, first_keys
+from ..reading.open import converting, file_stamp, no_column, resolve_tables
+from ..reading.parquet import column_names, read_table_items
+from ..reading.resolve import Source, as_source
 from ..text.captions import is_text, usable_caption
 
 TEXT = "text"
@@ -52,10 +52,6 @@ class Annotations:
     def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
         """Open one source.
 
-        Args:
-            source: `.json` (a list of objects), `.jsonl`, `.csv` or `.parquet`, or a folder or pattern of such.
-            split: split of the datamodule, for messages; prediction needs no further columns.
-
         Returns:
             A `datasets.Dataset` with the columns `images`, `TEXT`, `values` and `FAULT`, and
             the layout of its rows, whose caption column is the first of the values.
@@ -66,40 +62,25 @@ class Annotations:
         from datasets import Dataset, Features, List, Value
 
         spec = as_source(source)
-        kind, files, folder = resolve(spec)
-        if kind not in ("json", "parquet"):
-            raise UserError(
-                f"Expected .json, .jsonl, .csv or .parquet files in the {split} split, got {spec.path!r} of the format "
-                f"{kind}: convert it."
-            )
+        _, files, folder = resolve_tables(spec, "images and texts")
         self._check_columns(files[0], spec.path, split)
         image = {"bytes": Value("binary"), "path": Value("string")}
         columns: dict[str, Any] = dict.fromkeys(self.images, image)
         columns |= {TEXT: Value("string"), **dict.fromkeys(self.values, List(Value("string"))), FAULT: Value("string")}
         arguments = {"form": self, "files": files, "stamp": [file_stamp(file) for file in files]}
-        try:
+        with converting(spec.path, split):
             dataset = Dataset.from_generator(
                 read_annotations, features=Features(columns), gen_kwargs=arguments, cache_dir=self.cache_dir
             )
-        except ValueError as error:
-            if "corresponds to no data" not in str(error):
-                raise
-            raise UserError(f"Expected rows in the {split} split ({spec.path!r}), got none: check the path.") from None
-        except Exception as error:
-            cause = error.__cause__ or error.__context__
-            if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-                raise cause from None  # the library wraps the error of the reader
-            raise
-        named = spec.image_root or self.image_root
-        root = os.path.abspath(os.path.expanduser(named or folder))
+        named_root = spec.image_root or self.image_root
         layout = Layout(
             spec.path,
             self.images[0],
             next(iter(self.values), None),
             None,
-            root,
+            os.path.abspath(os.path.expanduser(named_root or folder)),
             fault=FAULT,
-            confined=named is not None,
+            confined=named_root is not None,
             weight=spec.weight,
         )
         return dataset, layout
@@ -128,40 +109,34 @@ def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> I
     Raises:
         UserError: If a file has another form.
     """
-    none: Record = {name: {"bytes": None, "path": None} for name in form.images}
-    none |= {TEXT: "", **{column: [] for column in form.values}}
-    for file in files:
-        items = _parquet_items(file) if file.endswith(".parquet") else read_items(file)
-        for read in items:
-            try:
-                row = _row(form, read())
-                texts = [row[TEXT], *(row[image]["path"] or "" for image in form.images)]
-                if not all(map(is_text, [*texts, *(text for column in form.values for text in row[column])])):
-                    raise BadSample("lone surrogate", "")
-                yield {**row, FAULT: None}
-                continue
-            except BadSample as bad:
-                cause = bad.fault.cause
-            except ROW_ERRORS as error:
-                cause = unreadable(error, "").cause
-            yield {**none, FAULT: cause}
+    empty: Record = {name: {"bytes": None, "path": None} for name in form.images}
+    empty |= {TEXT: "", **{column: [] for column in form.values}}
+    for read in (read for file in files for read in read_table_items(file)):
+        try:
+            row = _row(form, read())
+            texts = [row[TEXT], *(row[image]["path"] or "" for image in form.images)]
+            if not all(map(is_text, [*texts, *(text for column in form.values for text in row[column])])):
+                raise BadSample("lone surrogate", "")
+            yield {**row, FAULT: None}
+            continue
+        except BadSample as bad:
+            cause = bad.fault.cause
+        except ROW_ERRORS as error:
+            cause = unreadable(error, "").cause
+        yield {**empty, FAULT: cause}
 
 
 def _row(form: Annotations, item: Any) -> Record:
-    if not isinstance(item, dict):
-        raise BadSample("no object", "")
-    if None in item:  # the CSV reader's key of excess values, as after a comma in a text without quotation marks
-        raise BadSample("more values than columns", "")
-    images = item.get("images")
+    values = checked_object(item)
+    images = values.get("images")
     if not isinstance(images, list):
-        images = [item.get(column) for column in form.image_columns]
+        images = [values.get(column) for column in form.image_columns]
     if len(images) != len(form.images):
         raise BadSample(f"{len(images)} images instead of {len(form.images)}", "")
-    text = item.get(form.text_column)
-    row: Record = {name: _image(image, form.image_suffix) for name, image in zip(form.images, images, strict=True)} | {
-        TEXT: "" if text is None else str(text)
-    }
-    return row | {column: captions_in(item.get(key)) for column, key in form.values.items()}
+    text = values.get(form.text_column)
+    row: Record = {name: _image(image, form.image_suffix) for name, image in zip(form.images, images, strict=True)}
+    row[TEXT] = "" if text is None else str(text)
+    return row | {column: captions_in(values.get(key)) for column, key in form.values.items()}
 
 
 def _image(value: Any, suffix: str) -> dict[str, Any]:
@@ -176,22 +151,8 @@ def _image(value: Any, suffix: str) -> dict[str, Any]:
     return {"bytes": None, "path": path if os.path.splitext(path)[1] else path + suffix}
 
 
-def _parquet_items(file: str) -> Iterator[Callable[[], Any]]:
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as table:
-        for batch in table.iter_batches(batch_size=256):
-            yield from (lambda item=item: item for item in batch.to_pylist())
-
-
 class TaskTable(LabelTable):
-    """Images with a text and a label, of one or several memory-mapped sources, concatenated.
-
-    Args:
-        sources: the opened sources, each with its layout.
-        max_pixels: images with more pixels are refused.
-        image_columns: columns of the images of a row.
-    """
+    """Images with a text and a label, of one or several memory-mapped sources, concatenated."""
 
     def __init__(self, sources: Sequence[tuple[Any, Layout]], max_pixels: int, image_columns: Sequence[str]) -> None:
         super().__init__(sources, max_pixels)
@@ -201,28 +162,24 @@ class TaskTable(LabelTable):
 
     def all_images(self, row: int) -> list[Image.Image]:
         """Return the decoded images of a row; raises `BadSample`."""
-        layout = self.layouts[self._locate(row)[0]]
         images = []
-        for column in self.image_columns:
-            data, path = layout.encoded_image({layout.image: self._value(row, column)})
+        for data, path in self._encoded_images(row):
             if data is None:
-                layout.check_inside(path)
+                self._layout(row).check_inside(path)
             images.append(decode_image(data, path, path or self.name(row), self.max_pixels))
         return images
 
     def all_image_names(self, row: int) -> list[str]:
         """Return the absolute path of each image, or the name of the row if the data contains the image."""
-        layout = self.layouts[self._locate(row)[0]]
-        encoded = [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
-        return [path if data is None and path else self.name(row) for data, path in encoded]
+        return [image.name(self.name(row)) for image in self._encoded_images(row)]
+
+    def _encoded_images(self, row: int) -> list[StoredImage]:
+        layout = self._layout(row)
+        return [layout.encoded_image({layout.image: self._value(row, column)}) for column in self.image_columns]
 
     def text(self, row: int) -> str:
         """Return the raw text of a row; raises `BadSample`."""
         return str(self._value(row, TEXT))
-
-    def target(self, row: int) -> Any:
-        """Return the class index of a row, or None if the split has no labels; raises `BadSample`."""
-        return self.label(row)
 
     def texts(self) -> Iterator[str]:
         """Yield the texts of rows without a fault, to train a tokenizer on."""
@@ -237,13 +194,9 @@ class TaskTable(LabelTable):
             UserError: If the split is empty, or no probed row can be used.
         """
 
-        def unusable(row: int) -> Fault | None:
-            try:
-                if not usable_caption(self.text(row), clean, max_words):
-                    return Fault(EMPTY_CAPTION, self.name(row))
-                self.all_images(row)
-            except BadSample as bad:
-                return bad.fault
-            return None
+        def read(row: int) -> None:
+            if not usable_caption(self.text(row), clean, max_words):
+                raise BadSample(EMPTY_CAPTION, self.name(row))
+            self.all_images(row)
 
-        self.check_rows(split, "images with a text", "check data.image_root and the column names", unusable)
+        self.check_rows(split, "images with a text", "check data.image_root and the column names", read)

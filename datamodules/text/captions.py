@@ -35,13 +35,7 @@ def is_text(text: str) -> bool:
 
 
 def usable_caption(caption: object, clean: bool, max_words: int) -> bool:
-    """Return whether a caption is a text that is not empty.
-
-    Args:
-        caption: the value in the data.
-        clean: whether the caption is cleaned first.
-        max_words: number of words that the cleaning keeps.
-    """
+    """Return whether a caption is a text that is not empty."""
     if not isinstance(caption, str) or not is_text(caption):
         return False
     return bool(clean_caption(caption, max_words) if clean else caption.strip())

@@ -11,11 +11,7 @@ from ...common.clip_vocabulary import CLIP_TOKENS, clip_tokenizer_json
 
 
 class CLIPTokenizer(SimpleTokenizer):
-    """open_clip's tokenizer with the attribute names of the `transformers` library for its special tokens.
-
-    Args:
-        max_tokens: the context length.
-    """
+    """open_clip's tokenizer with the attribute names of the `transformers` library for its special tokens."""
 
     mask_token_id = None
     pad_token_id = 0  # also the id of "!"

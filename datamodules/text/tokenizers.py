@@ -40,17 +40,17 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     # At most a quarter of the entries are single characters, and a quarter are their continuations; rarer characters
     # are [UNK].
     room = (vocab_size - len(RESERVED)) // 4
-    kept = sorted(counts, key=lambda character: (-counts[character], character))[: max(room, 0)]
-    if not kept:
+    characters = sorted(counts, key=lambda character: (-counts[character], character))[: max(room, 0)]
+    if not characters:
         raise UserError(
             f"Expected vocab_size of at least {len(RESERVED) + 4} for the {len(RESERVED)} reserved ids and some "
             f"characters, got {vocab_size}: increase data.vocab_size."
         )
-    rare = str.maketrans(dict.fromkeys(counts.keys() - set(kept), " "))
+    rare = str.maketrans(dict.fromkeys(counts.keys() - set(characters), " "))
     texts = [text.translate(rare) for text in texts] if rare else texts
     # Without fixed ids the library numbers the continuation characters in the order of a hash map. Ties between equally
     # frequent pairs would then be broken differently in each process, and ranks would train different vocabularies.
-    fixed = RESERVED + ["##" + character for character in sorted(kept)]
+    fixed = RESERVED + ["##" + character for character in sorted(characters)]
     trainer = trainers.WordPieceTrainer(vocab_size=vocab_size, special_tokens=fixed, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     # Rebuilt, since reserved ids and characters would otherwise be "added tokens", which are matched before the split
@@ -95,9 +95,7 @@ class TextEncoder(Encoder):
 
     Args:
         tokenizer: any fast tokenizer with a padding token.
-        max_tokens: as in `Encoder`, like the next two.
-        clean: whether to clean captions.
-        max_words: number of words that the cleaning keeps.
+        max_tokens: as in `Encoder`, like `clean` and `max_words`.
         pad_to_multiple_of: batches are padded to a length that this divides, or to `max_tokens`; by default to their
             longest sequence.
     """

@@ -7,7 +7,7 @@ operations of their RandAugment pool, and the mean and standard deviation of CLI
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, get_args
 
 import torch
@@ -17,7 +17,6 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms.v2 import functional as F
 
 from ...common.errors import UserError
-from ...common.preprocessing import Preprocessing
 from ...common.ranges import (
     COUNT,
     FINITE,
@@ -28,6 +27,7 @@ from ...common.ranges import (
     CheckedArguments,
     Range,
 )
+from .clip import CLIPEvalTransform
 from .normalize import CLIP_MEAN, CLIP_STD, NormalizedTransform, ToNormalized
 
 Operation = Literal[
@@ -170,17 +170,7 @@ class ALBEFTrainTransform(NormalizedTransform):
             1 for fine-tuning). None resizes the whole image instead of a crop (authors: for grounding).
         ratio: smallest and largest aspect ratio of the crop (torchvision's default, which the authors use).
         horizontal_flip: probability of a flip; 0 where captions distinguish left and right (authors: 0.5).
-        rand_augment: whether to apply `ALBEFRandAugment`.
-        num_ops: see `ALBEFRandAugment`.
-        magnitude: see `ALBEFRandAugment`.
-        max_magnitude: see `ALBEFRandAugment`.
-        skip_probability: see `ALBEFRandAugment`.
-        operations: see `ALBEFRandAugment`.
-        enhance_range: see `ALBEFRandAugment`.
-        max_shear: see `ALBEFRandAugment`.
-        max_translate: see `ALBEFRandAugment`.
-        max_rotate: see `ALBEFRandAugment`.
-        fill: see `ALBEFRandAugment`.
+        rand_augment: whether to apply `ALBEFRandAugment`, with the further arguments.
         mean: mean of each channel, on the 0-1 scale (authors: CLIP's).
         std: standard deviation of each channel, on the 0-1 scale (authors: CLIP's).
         interpolation: interpolation of the crop (authors: bicubic).
@@ -193,43 +183,20 @@ class ALBEFTrainTransform(NormalizedTransform):
         ratio: Annotated[tuple[float, float], POSITIVE] = (3 / 4, 4 / 3),
         horizontal_flip: Annotated[float, SHARE] = 0.5,
         rand_augment: bool = True,
-        num_ops: Annotated[int, NOT_NEGATIVE] = 2,
-        magnitude: Annotated[float, NOT_NEGATIVE] = 7,
-        max_magnitude: Annotated[float, POSITIVE] = 10,
-        skip_probability: Annotated[float, SHARE] = 0.5,
-        operations: Sequence[Operation] = ALBEF_OPERATIONS,
-        enhance_range: Annotated[tuple[float, float], NOT_NEGATIVE] = (0.1, 1.9),
-        max_shear: Annotated[float, NOT_NEGATIVE] = 0.3,
-        max_translate: Annotated[float, NOT_NEGATIVE] = 10,
-        max_rotate: Annotated[float, NOT_NEGATIVE] = 30,
-        fill: Annotated[tuple[int, int, int], Range(least=0, most=255)] = (128, 128, 128),
         mean: Annotated[tuple[float, float, float], FINITE] = CLIP_MEAN,
         std: Annotated[tuple[float, float, float], POSITIVE] = CLIP_STD,
         interpolation: Literal["bilinear", "bicubic"] = "bicubic",
+        **options: Any,
     ) -> None:
         super().__init__()
         mode = InterpolationMode(interpolation)
         self.crop = v2.RandomResizedCrop(size, scale, ratio, mode) if scale else v2.Resize((size, size), mode)
         self.flip = v2.RandomHorizontalFlip(horizontal_flip) if horizontal_flip else None
-        self.augment = (
-            ALBEFRandAugment(
-                num_ops,
-                magnitude,
-                max_magnitude,
-                skip_probability,
-                operations,
-                enhance_range,
-                max_shear,
-                max_translate,
-                max_rotate,
-                fill,
-            )
-            if rand_augment
-            else None
-        )
+        augment = ALBEFRandAugment(**options)
+        self.augment = augment if rand_augment else None
         self.finish = ToNormalized(mean, std)
 
-    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+    def edit(self, image: Image.Image, *augmentations: Any) -> Image.Image:
         """Crop, flip and augment an RGB image of any size."""
         image = self.crop(image)
         if self.flip is not None:
@@ -239,7 +206,7 @@ class ALBEFTrainTransform(NormalizedTransform):
         return image
 
 
-class ALBEFEvalTransform(NormalizedTransform):
+class ALBEFEvalTransform(CLIPEvalTransform):
     """Apply ALBEF's test transform: resize to a square, ignoring the aspect ratio, and normalize.
 
     Args:
@@ -254,12 +221,37 @@ class ALBEFEvalTransform(NormalizedTransform):
         mean: Annotated[tuple[float, float, float], FINITE] = CLIP_MEAN,
         std: Annotated[tuple[float, float, float], POSITIVE] = CLIP_STD,
     ) -> None:
-        super().__init__()
-        self.resize = v2.Resize((size, size), interpolation=InterpolationMode.BICUBIC)
-        self.finish = ToNormalized(mean, std)
-        self.preprocessing = Preprocessing(size, mean, std, "bicubic", "squash").as_dict()
+        super().__init__(size, mean, std, "bicubic", "squash")
 
-    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
-        """Resize an RGB image of any size."""
-        edited: Image.Image = self.resize(image)
-        return edited
+
+def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
+    """Build the default evaluation transform of image-caption pairs.
+
+    Args:
+        size: side of the square result, pixels.
+        expected: preprocessing that trained weights expect, with the keys of `preprocessing`; without a mean,
+            ALBEF's transform is built.
+    """
+    if "mean" not in expected:
+        return ALBEFEvalTransform(size)
+    larger = expected.get("resize")
+    return CLIPEvalTransform(
+        size,
+        expected["mean"],
+        expected["std"],
+        expected["interpolation"],
+        expected.get("resize_mode", "shortest"),
+        larger and round(larger * size / expected["image_size"]),
+    )
+
+
+def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any) -> ALBEFTrainTransform:
+    """Build ALBEF's training transform with the interpolation and normalization that trained weights expect.
+
+    Args:
+        size: side of the square result, pixels.
+        expected: as in `pair_eval_transform`.
+        **options: other arguments of the transform.
+    """
+    normalization = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
+    return ALBEFTrainTransform(size, **options, **normalization)

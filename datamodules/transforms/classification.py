@@ -9,7 +9,6 @@ from PIL import Image
 from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
-from ...common.preprocessing import Preprocessing
 from ...common.ranges import COUNT, FINITE, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, CheckedArguments
 from .clip import CLIPEvalTransform
 from .normalize import IMAGENET_MEAN, IMAGENET_STD, NormalizedTransform, ToNormalized
@@ -29,7 +28,7 @@ class _NormalizedCompose(NormalizedTransform):
         self.steps = v2.Compose(transforms)
         self.finish = ToNormalized(mean, std)
 
-    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+    def edit(self, image: Image.Image, *augmentations: Any) -> Image.Image:
         """Apply the transforms to an RGB image of any size."""
         edited: Image.Image = self.steps(image)
         return edited
@@ -65,7 +64,7 @@ class CIFARTrainTransform(_NormalizedCompose):
         )
 
 
-class CIFAREvalTransform(_NormalizedCompose):
+class CIFAREvalTransform(CLIPEvalTransform):
     """Normalize: CIFAR's test transform. Images of another size are resized first.
 
     Args:
@@ -80,8 +79,7 @@ class CIFAREvalTransform(_NormalizedCompose):
         mean: Annotated[tuple[float, float, float], FINITE] = CIFAR100_MEAN,
         std: Annotated[tuple[float, float, float], POSITIVE] = CIFAR100_STD,
     ) -> None:
-        super().__init__([v2.Resize((size, size), InterpolationMode.BICUBIC)], mean, std)
-        self.preprocessing = Preprocessing(size, mean, std, "bicubic", "squash").as_dict()
+        super().__init__(size, mean, std, "bicubic", "squash")
 
 
 class ImageNetTrainTransform(_NormalizedCompose):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from PIL import Image
-from torch import nn
 from torchvision.transforms import InterpolationMode, v2
 
 from ...common.preprocessing import Interpolation, Preprocessing, Three
 from ...common.ranges import COUNT, FINITE, POSITIVE
-from .albef import ALBEFEvalTransform, ALBEFTrainTransform
 from .normalize import NormalizedTransform, ToNormalized
 from .replay import Augmentation, replay
 
@@ -47,7 +44,7 @@ class CLIPEvalTransform(NormalizedTransform):
         self.finish = ToNormalized(mean, std)
         self.preprocessing = Preprocessing(size, mean, std, interpolation, resize_mode, resize).as_dict()
 
-    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+    def edit(self, image: Image.Image, *augmentations: Any) -> Image.Image:
         """Resize and crop an RGB image of any size."""
         edited: Image.Image = self.crop(self.resize(image))
         return edited
@@ -75,40 +72,7 @@ class ReplayTransform(NormalizedTransform):
         self.interpolation: Interpolation = interpolation
         self.finish = ToNormalized(mean, std)
 
-    def edit(self, image: Image.Image, *given: Augmentation) -> Image.Image:
-        """Replay the given augmentation of an RGB image."""
-        (augmentation,) = given
+    def edit(self, image: Image.Image, *augmentations: Augmentation) -> Image.Image:
+        """Replay one augmentation of an RGB image."""
+        (augmentation,) = augmentations
         return replay(image, augmentation, self.size, self.interpolation)
-
-
-def pair_eval_transform(size: int, expected: Mapping[str, Any]) -> nn.Module:
-    """Build the default evaluation transform of image-caption pairs.
-
-    Args:
-        size: side of the square result, pixels.
-        expected: preprocessing that trained weights expect, with the keys of `preprocessing`; without a mean,
-            ALBEF's transform is built.
-    """
-    if "mean" not in expected:
-        return ALBEFEvalTransform(size)
-    larger = expected.get("resize")
-    return CLIPEvalTransform(
-        size,
-        expected["mean"],
-        expected["std"],
-        expected["interpolation"],
-        expected.get("resize_mode", "shortest"),
-        larger and round(larger * size / expected["image_size"]),
-    )
-
-
-def pair_train_transform(size: int, expected: Mapping[str, Any], **options: Any) -> ALBEFTrainTransform:
-    """Build ALBEF's training transform with the interpolation and normalization that trained weights expect.
-
-    Args:
-        size: side of the square result, pixels.
-        expected: as in `pair_eval_transform`.
-        **options: other arguments of the transform.
-    """
-    normalization = {name: expected[name] for name in ("mean", "std", "interpolation") if "mean" in expected}
-    return ALBEFTrainTransform(size, **options, **normalization)

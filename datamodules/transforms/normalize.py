@@ -63,35 +63,31 @@ class NormalizedTransform(CheckedArguments, nn.Module):
 
     finish: ToNormalized
 
-    def edit(self, image: Image.Image, *given: Any) -> Image.Image:
+    def edit(self, image: Image.Image, *augmentations: Any) -> Image.Image:
         """Return the 8-bit image before the normalization.
 
         Args:
             image: RGB image of any size.
-            *given: recorded augmentations, if the transform replays these.
+            *augmentations: recorded augmentations, if the transform replays these.
         """
         raise NotImplementedError
 
-    def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
+    def forward(self, image: Image.Image, *augmentations: Any) -> torch.Tensor:
         """Convert an RGB image of any size to float [3, H, W]; arguments as in `edit`."""
-        converted: torch.Tensor = self.finish(self.edit(image, *given))
+        converted: torch.Tensor = self.finish(self.edit(image, *augmentations))
         return converted
 
 
 class ToPixels(nn.Module):
-    """The steps of a transform before its normalization, from an RGB image to uint8 [3, H, W].
-
-    Args:
-        transform: the transform.
-    """
+    """The steps of a transform before its normalization, from an RGB image to uint8 [3, H, W]."""
 
     def __init__(self, transform: NormalizedTransform) -> None:
         super().__init__()
         self.transform = transform
 
-    def forward(self, image: Image.Image, *given: Any) -> torch.Tensor:
+    def forward(self, image: Image.Image, *augmentations: Any) -> torch.Tensor:
         """Edit an image; arguments as in `NormalizedTransform.edit`."""
-        pixels: torch.Tensor = F.pil_to_tensor(self.transform.edit(image, *given))
+        pixels: torch.Tensor = F.pil_to_tensor(self.transform.edit(image, *augmentations))
         return pixels
 
 

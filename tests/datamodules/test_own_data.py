@@ -123,7 +123,7 @@ def test_an_epoch_is_the_same_from_python_yaml_and_the_command_line(row, files, 
     settings = {"batch_size": BATCH, "num_workers": 0, "image_size": 16, "vocab_size": 300, "image_root": "."}
     settings["cache_dir"] = str(tmp_path / "cache")
     for source in FORMS[row](files, monkeypatch):
-        data = ImageTextDataModule(Source(**source) if isinstance(source, dict) else source, seed=0, **settings)
+        data = ImageTextDataModule(train=Source(**source) if isinstance(source, dict) else source, seed=0, **settings)
         data.setup("fit")
         expected = list(data.train_dataloader())
         assert sum(len(batch["image"]) for batch in expected) == ROWS

@@ -43,7 +43,8 @@ def _data(kind, folder, rows, **options):
     if not isinstance(rows, str):
         path.write_text(json.dumps(rows))
     options = {"num_workers": 0, "batch_size": 2, "image_size": 32, "vocab_size": 300} | options
-    return kind(str(path), str(path), str(path), str(path), cache_dir=str(folder / "cache"), **options)
+    sources = dict.fromkeys(("train", "validation", "test", "predict"), str(path))
+    return kind(**sources, cache_dir=str(folder / "cache"), **options)
 
 
 def _rows(data, split="validation"):
@@ -155,7 +156,7 @@ def test_errors_name_what_to_correct(folder, row, options, message):
 
 def test_other_files_are_refused(folder):
     with pytest.raises(UserError, match=r"Expected \.json, .* got .* of the format imagefolder"):
-        EntailmentDataModule(str(folder / "0.jpg")).setup("fit")
+        EntailmentDataModule(train=str(folder / "0.jpg")).setup("fit")
 
 
 # Drawn shapes

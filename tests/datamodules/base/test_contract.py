@@ -21,6 +21,7 @@ from vlightning.datamodules.base.contract import (
     asked,
 )
 from vlightning.datamodules.base.hyperparameters import constructor_arguments
+from vlightning.datamodules.base.sampled import SampledDataModule
 
 LOADER = {"batch_size", "num_workers", "pin_memory", "seed", "max_bad_share"}
 CLASSES = [name for name in vlightning.datamodules.__all__ if name.endswith("DataModule")]
@@ -61,6 +62,22 @@ def test_training_images_tell_their_normalization():
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_datamodule_takes_the_loader_arguments(name):
     assert constructor_arguments(getattr(vlightning.datamodules, name)).keys() >= LOADER
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_datamodule_is_at_most_three_classes_deep(name):
+    def depth(cls):
+        return 1 + max((depth(base) for base in cls.__bases__ if issubclass(base, SampledDataModule)), default=0)
+
+    assert depth(getattr(vlightning.datamodules, name)) <= 3
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_option_has_a_description_of_its_own(name):
+    options = constructor_parameters(getattr(vlightning.datamodules, name))
+    assert [
+        option.name for option in options if not option.doc or option.doc.startswith(("see ", "options: see"))
+    ] == []
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -129,14 +129,15 @@ def test_images_of_pairs_are_spaced_evenly_and_keep_all_captions(tmp_path):
     rows = [{"image": f"{number}.png", "caption": ["one", "two"]} for number in range(12)]
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     options = {"image_size": 8, "num_workers": 0, "vocab_size": 120, "batch_size": 4}
-    data = ImageTextDataModule(*[str(tmp_path / "rows.json")] * 2, limit_eval_rows=4, **options)
+    sources = dict.fromkeys(("train", "validation"), str(tmp_path / "rows.json"))
+    data = ImageTextDataModule(**sources, limit_eval_rows=4, **options)
     data.setup("fit")
     (batch,) = data.val_dataloader()
     assert batch["sample_index"].tolist() == [1, 4, 7, 10]
     assert len(batch["input_ids"]) == 8
     assert len(data.train_dataloader()) == 3
     with pytest.raises(UserError, match=r"Expected no data.limit_eval_rows with data.streaming"):
-        ImageTextDataModule(str(tmp_path), streaming=True, samples_per_epoch=4, limit_eval_rows=4)
+        ImageTextDataModule(train=str(tmp_path), streaming=True, samples_per_epoch=4, limit_eval_rows=4)
 
 
 def test_drawn_shapes_are_limited_too():

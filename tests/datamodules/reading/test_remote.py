@@ -268,7 +268,11 @@ def test_lists_by_url_name_no_files_elsewhere(files, module, tmp_path):
     data = module(train="flaky://data/in/pairs.jsonl", cache_dir=str(tmp_path / "remote"))
     data.setup("fit")
     rows = data._opened("train")
-    causes = [rows.unusable(row).cause for row in range(4, len(rows))]
+    causes = []
+    for row in range(4, len(rows)):
+        with pytest.raises(BadSample) as error:
+            rows.image(row)
+        causes.append(error.value.fault.cause)
     outside = "outside image_root"
     assert causes == [outside, outside, "missing file", outside, *[outside] * len(DISGUISED)]
     assert not any("secret" in path for path, *_ in Flaky.reads)

@@ -11,6 +11,7 @@ from support.data.images import draw_image, encoded
 from support.data.streams import indices, read
 from support.runs.loader_workers import read_by_loader
 from vlightning.common.errors import UserError
+from vlightning.datamodules.pairs.samples import EvaluationReader
 from vlightning.datamodules.pairs.streams import StreamedEvaluationSet, StreamedTrainingSet
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream
@@ -53,6 +54,10 @@ def training(stream, position=(0, 0), replicas=(1, 0), block=7, batches=6, batch
 
 def flat(lists):
     return list(itertools.chain.from_iterable(lists))
+
+
+def _reader():
+    return EvaluationReader(size, Encoder(), seed=0, need_captions=True)
 
 
 def test_an_epoch_has_its_batches_and_reads_no_row_twice_in_a_pass(stream):
@@ -135,7 +140,7 @@ def test_unusable_rows_are_replaced_from_their_block(stream):
 def test_evaluation_reads_every_image_once_in_equally_many_batches(stream, replicas, shards):
     rows = stream(shards)
     parts = [
-        [indices(batch) for batch in StreamedEvaluationSet(rows, size, Encoder(), 0, 2, (replicas, rank), True)]
+        [indices(batch) for batch in StreamedEvaluationSet(rows, _reader(), 2, (replicas, rank))]
         for rank in range(replicas)
     ]
     everything = sorted(flat(flat(parts)))
@@ -146,14 +151,14 @@ def test_evaluation_reads_every_image_once_in_equally_many_batches(stream, repli
 
 def test_neighbouring_rows_of_one_image_are_one_item(stream):
     rows = stream([4, 2], ids=[5, 5, 6, 7, 7, 7])
-    outcomes = [o for batch in StreamedEvaluationSet(rows, size, Encoder(), 0, 2, (1, 0), True) for o in batch]
+    outcomes = [o for batch in StreamedEvaluationSet(rows, _reader(), 2, (1, 0)) for o in batch]
     assert [(o.sample.image_id, len(o.sample.captions)) for o in outcomes] == [(5, 2), (6, 1), (7, 3)]
 
 
 def test_scattered_rows_of_one_image_are_an_error(stream):
     rows = stream([4], ids=[5, 6, 5, 7])
     with pytest.raises(UserError, match=r"got the image id '5' again in .* row 2"):
-        list(StreamedEvaluationSet(rows, size, Encoder(), 0, 2, (1, 0), True))
+        list(StreamedEvaluationSet(rows, _reader(), 2, (1, 0)))
 
 
 class Recorder(pl.LightningModule):
@@ -226,7 +231,7 @@ def test_streaming_without_samples_per_epoch_is_an_error(module):
 def test_streams_are_checked_before_training(files, module):
     source = files.json([{"image": "gone.png", "caption": "x"}] * 3)
     data = module(train=source, streaming=True, samples_per_epoch=8)
-    with pytest.raises(UserError, match=r"no usable row among the first 3 \('missing file' in .*gone.png"):
+    with pytest.raises(UserError, match=r"no usable row among the first 3 \(missing file: 3, for example .*gone.png"):
         data.setup("fit")
     data = module(train=files.json([], "empty.json"), streaming=True, samples_per_epoch=8)
     with pytest.raises(UserError, match="Expected rows in the train split"):
