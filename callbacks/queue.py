@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
+from ..common.private_api import averaged_model
 from ..common.ranges import COUNT, NOT_NEGATIVE, CheckedArguments
 from .distributed.collectives import broadcast, gather, keep_from_ddp
-from .modules import find_module
+from .modules import accumulates, find_module, state_key
 from .non_finite import is_skipped
-from .private_api import accumulates, averages_buffers, state_key
 
 NO_ID = torch.iinfo(torch.long).min
 """Id of a slot of a `FeatureQueue` without a row of the data; no data has this id."""
@@ -257,7 +257,6 @@ class QueueCallback(Callback):
         """Exclude the queues from DDP's broadcast; this is a callback's last hook before DDP wraps the module."""
         if stage != "fit":
             return
-        _refuse_averaged_buffers(trainer)
         try:
             queues = list(self.queues_of(pl_module).values())
         except UserError:  # `configure_model` may still create them; otherwise `on_fit_start` raises
@@ -267,6 +266,7 @@ class QueueCallback(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check every name before the first batch, and broadcast rank 0's queues."""
+        _refuse_averaged_buffers(trainer)
         self._overwritten = []
         for queue in self.queues_of(pl_module).values():
             for buffer in queue.buffers():
@@ -305,7 +305,7 @@ class QueueCallback(Callback):
 def _refuse_averaged_buffers(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, WeightAveraging) and averages_buffers(callback):
+        if isinstance(callback, WeightAveraging) and averaged_model(callback).use_buffers:
             raise UserError(
                 f"Expected use_buffers=False of Lightning's {type(callback).__name__} beside a queue, got True, which "
                 "would average the queue's rows, ids and pointer: set it, or average a part of the module by "

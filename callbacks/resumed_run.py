@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from ..common.errors import UserError
-from .private_api import is_batch_norm
+from .modules import is_batch_norm
 
 METRICS_KEY = "callback_metrics"
 """Entry of a checkpoint with the metrics that callbacks see, 0-dimensional tensors by name."""

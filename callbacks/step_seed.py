@@ -16,7 +16,7 @@ from typing_extensions import override
 from ..common.ranges import SEED, CheckedArguments
 from . import draws
 from .distributed.collectives import world_size
-from .private_api import accumulates, restore_callback_metrics
+from .modules import accumulates
 from .resumed_run import (
     METRICS_KEY,
     refuse_stochastic_weight_averaging,
@@ -83,7 +83,7 @@ class StepSeedCallback(CheckedArguments, Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
+        trainer.callback_metrics.update(self._metrics)  # not earlier: the sanity check resets them
         self._metrics = {}
         before = self._processes
         self._processes = None

@@ -15,8 +15,9 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
+from ..common.private_api import validates_next
 from .distributed.collectives import LateMax, all_reduce_max
-from .private_api import accumulates, ends_epoch_unvalidated, validates_next
+from .modules import accumulates, is_last_batch
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REQUEUE = signal.SIGUSR1
@@ -219,7 +220,7 @@ def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> Non
         loops: The progress of the loops in the checkpoint, which is changed in place.
     """
     epochs = trainer.fit_loop.epoch_progress.state_dict()["total"]
-    if epochs["processed"] != epochs["completed"] + 1 or not ends_epoch_unvalidated(trainer):
+    if epochs["processed"] != epochs["completed"] + 1 or not is_last_batch(trainer) or validates_next(trainer):
         return
     for kind in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][kind]

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
+import torch
 from lightning.pytorch.core.saving import CHECKPOINT_PAST_HPARAMS_KEYS
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from .absent_network import leave_out_networks
 from .errors import UserError
 from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, imported
-from .private_api import allow_instantiator, load_plain
+from .private_api import allow_instantiator
 
 
 class CheckedLoading:
@@ -76,6 +78,17 @@ class CheckedLoading:
                 f"{name}, which could run any code: pass {name.partition('.')[0]}=... to load_from_checkpoint, or "
                 "weights_only=False if you trust the file."
             ) from error
+
+
+def load_plain(path: Any) -> Any:
+    """Load a checkpoint from a file, path or URL, without weights and without running code.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+    """
+    if hasattr(path, "seek"):
+        return torch.load(path, map_location="meta", weights_only=True)
+    return TorchCheckpointIO().load_checkpoint(path, map_location="meta", weights_only=True)
 
 
 def instantiate(cls: type, arguments: dict[str, Any]) -> Any:

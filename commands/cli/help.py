@@ -9,7 +9,7 @@ import re
 from argparse import SUPPRESS, Action
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import ActionSubCommands, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from typing_extensions import override
@@ -17,7 +17,6 @@ from typing_extensions import override
 from ...common.class_arguments import class_bases, own_subclasses
 from ...common.private_api import (
     groups_of_options,
-    has_subcommands,
     option_type,
     parser_actions,
     shows_one_class,
@@ -60,7 +59,7 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         # jsonargparse passes a null for a field of a group on as the word `None`, which is not YAML's null.
-        if isinstance(args, list) and not has_subcommands(self):
+        if isinstance(args, list) and not subcommand_parsers(self):
             args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
 
@@ -68,13 +67,19 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if shows_one_class(self):
             self.usage = SUPPRESS
-        elif not has_subcommands(self):
+        elif not subcommand_parsers(self):
             self.usage = "%(prog)s [--config FILE.yaml ...] [--OPTION VALUE ...]"
             _shorten(self)
         for action in parser_actions(self):
             if action.dest.endswith(".help") and action.dest not in SHOWN_HELP and not _choices(action):
                 action.help = SUPPRESS
         return _plain(str(super().format_help(*args, **kwargs)))
+
+
+def subcommand_parsers(parser: LightningArgumentParser) -> dict[str, LightningArgumentParser]:
+    """Return the parsers of the subcommands by name, of the parser of the whole program; no others have any."""
+    choices = [action.choices for action in parser_actions(parser) if isinstance(action, ActionSubCommands)]
+    return dict(choices[0]) if choices else {}
 
 
 def _choices(action: Any) -> dict[str, type]:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from lightning.pytorch import Trainer
 from typing_extensions import override
 
 from ...common.errors import UserError
-from ...common.private_api import SubprocessScriptLauncher, set_launcher, set_number_of_threads
+from ...common.private_api import SubprocessScriptLauncher, set_launcher
 
 OUT_OF_MEMORY = "most often because memory ran out"
 WORKER_ADVICE = f", {OUT_OF_MEMORY}: lower data.num_workers, or give the job more memory"
@@ -171,7 +172,11 @@ class WatchedLauncher(SubprocessScriptLauncher):
         if not self.cluster_environment.creates_processes_externally:
             self._call_children_scripts()
             threading.Thread(target=self.watch, name="process-watch", daemon=True).start()
-        set_number_of_threads(self.num_processes)
+        if "OMP_NUM_THREADS" not in os.environ:  # as Lightning's launchers do
+            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            threads = max(1, cpus // self.num_processes)
+            torch.set_num_threads(threads)
+            os.environ["OMP_NUM_THREADS"] = str(threads)
         return function(*args, **kwargs)
 
     def statuses(self) -> dict[int, int | None]:
