@@ -187,7 +187,8 @@ class SpeedMonitor(CheckedArguments, Callback):
             self._flops_per_sample = flops / samples if samples else 0.0
         self._speed.add(samples)
         step = steps_taken(trainer)  # before this batch
-        logs = bool(trainer.log_every_n_steps) and (step + 1) % trainer.log_every_n_steps == 0
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logs = interval and (step + 1) % interval == 0
         if not (logs or trainer.should_stop) or (speed := self._speed.read()) is None:
             return
         metrics = {"train/samples_per_second": speed}

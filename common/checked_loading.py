@@ -88,23 +88,22 @@ def load_plain(path: Any) -> Any:
     """
     if hasattr(path, "seek"):
         return torch.load(path, map_location="meta", weights_only=True)
-    return TorchCheckpointIO().load_checkpoint(path, map_location="meta", weights_only=True)
+    device: Any = "meta"
+    return TorchCheckpointIO().load_checkpoint(path, map_location=device, weights_only=True)
 
 
 def instantiate(cls: type, arguments: dict[str, Any]) -> Any:
     """Build an object as Lightning's `instantiate_module` does, without replacing names of files by their content.
 
-    Args:
-        cls: The class.
-        arguments: Its arguments, plain data; `_class_path` names a subclass.
+    The argument `_class_path` names a subclass of `cls`.
     """
     from .verbatim import VerbatimText  # here, since methods are used without the command line's libraries
 
     parser = VerbatimText(exit_on_error=False)
     if "_class_path" in arguments:
         parser.add_subclass_arguments(cls, "built", fail_untyped=False)
-        given = {name: value for name, value in arguments.items() if name != "_class_path"}
-        arguments = {"class_path": arguments["_class_path"], "dict_kwargs": given}
+        init_args = {name: value for name, value in arguments.items() if name != "_class_path"}
+        arguments = {"class_path": arguments["_class_path"], "dict_kwargs": init_args}
     else:
         parser.add_class_arguments(cls, "built", fail_untyped=False)
     return parser.instantiate(parser.parse_object({"built": arguments})).built

@@ -222,11 +222,12 @@ def _device_for_communication(tensor: Tensor) -> torch.device:
 
 
 def is_first_to(action: str) -> bool:
-    """Return whether this process is the first of the run to ask for an action; also if no process can be asked."""
-    if world_size() == 1:
+    """Return whether this process is the first to request an action; True if the store of the run is unreachable."""
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if group is None:
         return True
     try:
-        return int(dist.group.WORLD.get_group_store().add(f"vlightning: {action}", 1)) == 1
+        return int(group.get_group_store().add(f"vlightning: {action}", 1)) == 1
     except RuntimeError:  # the process that keeps the store has ended
         return True
 

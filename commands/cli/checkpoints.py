@@ -187,7 +187,7 @@ def _ends_after_epoch(trainer: Trainer) -> bool:
 
     The public `fit_loop.done` changes the loop's progress.
     """
-    epochs = trainer.fit_loop.epoch_progress.current.processed
+    epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
     steps_reached = 0 <= trainer.max_steps <= trainer.global_step
     epochs_reached = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epochs
     can_stop = epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
