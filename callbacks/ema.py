@@ -194,9 +194,6 @@ class EMACallback(OptimizerStepCallback):
     def update(self, pl_module: LightningModule) -> dict[str, float]:
         """Move every target towards its source once.
 
-        Args:
-            pl_module: Module with the sources and targets.
-
         Returns:
             Momentum of the update by name of the pair.
 

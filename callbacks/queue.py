@@ -39,8 +39,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
 
     Attributes:
         features: float32 [size, dim].
-        ids: long [size], or [size, ids] with several, `NO_ID` in empty slots (-1 in older checkpoints, which data may
-            have too, so compare `valid` ids only); None without `ids`.
+        ids: long [size], or [size, ids] with several, `NO_ID` in empty slots; None without `ids`.
         pointer: long, 0-D: slot of the next row.
         filled: long, 0-D: number of filled slots.
     """
@@ -76,8 +75,8 @@ class FeatureQueue(CheckedArguments, nn.Module):
     def next_slots(self, rows: int) -> tuple[Tensor, ...]:
         """Return what `enqueue` of this number of rows would overwrite, for `put_back`."""
         slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % self.size
-        held = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
-        return slots, self.pointer.clone(), self.filled.clone(), *held
+        content = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
+        return slots, self.pointer.clone(), self.filled.clone(), *content
 
     @torch.no_grad()
     def put_back(self, before: tuple[Tensor, ...]) -> None:
@@ -290,12 +289,12 @@ class QueueCallback(Callback):
         ids = outputs.get("key_ids") or {}
         spread: Callable[[Tensor], Tensor] = _as_they_are if outputs.get("keys_are_gathered") else gather
         for name, queue in queues.items():
-            own_ids = ids.get(name)
+            row_ids = ids.get(name)
             rows = spread(keys[name])
             if accumulates(trainer):
                 self._overwritten.append((queue, queue.next_slots(len(rows))))
             try:
-                queue.enqueue(rows, None if own_ids is None else spread(own_ids))
+                queue.enqueue(rows, None if row_ids is None else spread(row_ids))
             except ValueError as error:
                 raise UserError(f"{str(error).rstrip('.')} (keys of the queue {name!r}).") from error
             if self.log:

@@ -75,7 +75,7 @@ class StepSeedCallback(CheckedArguments, Callback):
                 f"{seed}, so that the resumed run repeats the draws of the uninterrupted run."
             )
         self._seed = seed
-        self._processes = state_dict.get("processes")  # older checkpoints have none
+        self._processes = state_dict["processes"]
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -132,7 +132,7 @@ class StepSeedCallback(CheckedArguments, Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":
             refuse_stochastic_weight_averaging(checkpoint)
-            self._metrics = checkpoint.get(METRICS_KEY, {})  # older checkpoints have none
+            self._metrics = checkpoint.get(METRICS_KEY, {})  # none if the run had no such callback
             stop_again(trainer, checkpoint)
 
 

@@ -213,11 +213,8 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> None:
     """Mark in a checkpoint of the end of an epoch without validation that the epoch's last batch has just ended.
 
-    Lightning (2.6.6) trains one batch too many in that epoch when a run with `max_steps` resumes from it.
-
-    Args:
-        trainer: The Trainer.
-        loops: The progress of the loops in the checkpoint, which is changed in place.
+    `loops`, the progress of the loops in the checkpoint, is changed in place. Lightning (2.6.6) trains one batch too
+    many in that epoch when a run with `max_steps` resumes from it.
     """
     epochs = trainer.fit_loop.epoch_progress.state_dict()["total"]
     if epochs["processed"] != epochs["completed"] + 1 or not is_last_batch(trainer) or validates_next(trainer):

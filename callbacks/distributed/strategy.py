@@ -27,8 +27,8 @@ from ...common.private_api import ignored_by_ddp
 from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
+    local_shard,
     map_values,
-    own_part,
     read_checkpoint_folder,
     shard_file,
     split_checkpoint,
@@ -266,7 +266,7 @@ class ShardedStrategy(ModelParallelStrategy):
             like = likes.get(path, likes.get(path.rpartition("/")[0]))
             if like is None or not isinstance(value, Tensor) or value.shape != like.shape:
                 return value.clone() if isinstance(value, Tensor) else value  # out of the file
-            return own_part(value, like)
+            return local_shard(value, like)
 
         with reading(path):
             if Path(local_path).is_dir():

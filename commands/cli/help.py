@@ -14,7 +14,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from typing_extensions import override
 
-from ...common.class_arguments import class_bases, own_subclasses
+from ...common.class_arguments import class_bases, listed_subclasses
 from ...common.private_api import (
     groups_of_options,
     option_type,
@@ -87,7 +87,7 @@ def _choices(action: Any) -> dict[str, type]:
     bases = class_bases(option_type(action))
     if nn.Module in bases:  # a network of the user's own: any class
         return {}
-    return own_subclasses(bases, CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
+    return listed_subclasses(bases, CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
 
 
 def _shorten(parser: LightningArgumentParser) -> None:
