@@ -61,75 +61,38 @@ if TYPE_CHECKING:
     from .writers.texts import CaptionWriter as CaptionWriter
 
 _NAMES = {
-    "checkpoints.checkpoint_io": (
-        "AtomicCheckpointIO",
-        "consolidate_checkpoint",
-        "divide_checkpoint_file",
-    ),
+    "checkpoints.checkpoint_io": ("AtomicCheckpointIO", "consolidate_checkpoint", "divide_checkpoint_file"),
     "classification.class_logits": ("OwnClassification",),
     "classification.neighbours": ("NearestNeighbourClassification",),
     "classification.zero_shot": ("ZeroShotClassification",),
     "compile": ("CompileCallback",),
-    "distributed.collectives": (
-        "all_reduce_sum",
-        "gather",
-        "gather_texts",
-        "gather_uneven",
-        "rank",
-        "world_size",
-    ),
+    "distributed.collectives": ("all_reduce_sum", "gather", "gather_texts", "gather_uneven", "rank", "world_size"),
     "distributed.strategy": ("ShardedStrategy",),
-    "ema": (
-        "EMACallback",
-        "EMAPair",
-        "ema_momentum",
-    ),
+    "ema": ("EMACallback", "EMAPair", "ema_momentum"),
     "figures.learngene": ("LearngeneFigures",),
-    "figures.retrieval": (
-        "EmbeddingProjector",
-        "RetrievalFigures",
-    ),
-    "figures.samples": (
-        "AnswerFigures",
-        "GroundingFigures",
-        "PredictionFigures",
-    ),
+    "figures.retrieval": ("EmbeddingProjector", "RetrievalFigures"),
+    "figures.samples": ("AnswerFigures", "GroundingFigures", "PredictionFigures"),
     "figures.word_maps": ("WordMapFigures",),
     "final_export": ("FinalExport",),
-    "learngene.callbacks": (
-        "LearngeneExpansionCallback",
-        "LearngeneWriter",
-    ),
+    "learngene.callbacks": ("LearngeneExpansionCallback", "LearngeneWriter"),
     "modules": ("missing_callbacks",),
     "non_finite": ("SkipNonFiniteSteps",),
     "online_probe": ("OnlineLinearProbe",),
     "optimizer_step": ("OptimizerStepCallback",),
     "progress": ("ProgressLines",),
-    "queue": (
-        "FeatureQueue",
-        "QueueCallback",
-    ),
+    "queue": ("FeatureQueue", "QueueCallback"),
     "speed": ("SpeedMonitor",),
     "starting_point": ("StartingPoint",),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),
     "stuck_loss": ("StuckLossWarning",),
-    "writers.classes": (
-        "ClassPredictionWriter",
-        "TextClassPredictionWriter",
-    ),
+    "writers.classes": ("ClassPredictionWriter", "TextClassPredictionWriter"),
     "writers.grounding": ("GroundingWriter",),
     "writers.image_embeddings": ("ImageEmbeddingWriter",),
-    "writers.reinforced": (
-        "LeftOut",
-        "Reinforced",
-    ),
+    "writers.reinforced": ("LeftOut", "Reinforced"),
     "writers.reinforcement": ("ReinforcementWriter",),
     "writers.retrieval": ("RetrievalPredictionWriter",),
-    "writers.texts": (
-        "AnswerWriter",
-        "CaptionWriter",
-    ),
+    "writers.texts": ("AnswerWriter", "CaptionWriter"),
 }
 _LAZY = LazyNames(__name__, _NAMES)
 __all__ = sorted([*_LAZY.modules, "load_all"])

@@ -63,10 +63,6 @@ class CompileCallback(Callback):
 def compiling(mode: CompileMode | Literal[False], callbacks: Sequence[Callback] | Callback | None) -> list[Callback]:
     """Return the callback for the argument `compile` of the command line; none for False.
 
-    Args:
-        mode: the argument.
-        callbacks: callbacks of the user.
-
     Raises:
         UserError: If these already compile.
     """

@@ -19,9 +19,8 @@ from typing_extensions import override
 from ..common.errors import UserError
 from ..common.names import did_you_mean
 from ..common.ranges import COUNT, SHARE, SettingsGroup
-from .modules import find_module
+from .modules import find_module, state_key
 from .optimizer_step import OptimizerStepCallback
-from .private_api import state_key
 
 Schedule = Literal["constant", "linear", "cosine"]
 Buffers = Literal["copy", "keep", "average"]
@@ -194,9 +193,6 @@ class EMACallback(OptimizerStepCallback):
     @torch.no_grad()
     def update(self, pl_module: LightningModule) -> dict[str, float]:
         """Move every target towards its source once.
-
-        Args:
-            pl_module: Module with the sources and targets.
 
         Returns:
             Momentum of the update by name of the pair.

@@ -1,6 +1,5 @@
 """Export of the trained model when a run ends."""
 
-import inspect
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,26 @@ from .checkpoints.checkpoint_io import check_free_among
 
 
 class FinalExport(Callback):
-    """Call the module's `export(folder, **options)` when a fit is complete.
+    """Call the module's `export(folder)`, or `export(folder, layout)`, when a fit is complete.
 
     A fit that was stopped is not exported: it can be resumed, or its checkpoint exported with `vlightning export`.
 
     Args:
         folder: New folder of the export; by default `export` in the run's folder.
-        options: Further arguments of the module's method.
+        layout: Layout of the export, one of the module's `layouts()` if it has this method; by default the method's.
     """
 
-    def __init__(self, folder: str | None = None, options: dict[str, Any] | None = None) -> None:
+    def __init__(self, folder: str | None = None, layout: str | None = None) -> None:
         super().__init__()
         self.folder = folder
-        self.options = dict(options or {})
+        self.layout = layout
 
     @override
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check before training that the module has the method and the folder is free.
 
         Raises:
-            UserError: If the module has no method `export` that takes the options, or the folder exists and is not
-                empty.
+            UserError: If the module has no method `export` or no such layout, or the folder exists and is not empty.
         """
         if stage != "fit":
             return
@@ -42,13 +40,11 @@ class FinalExport(Callback):
                 f"Expected a module with a method export(folder) for FinalExport, got {type(pl_module).__name__}: add "
                 "the method, or leave the callback out."
             )
-        try:
-            inspect.signature(pl_module.export).bind("", **self.options)  # type: ignore[arg-type]
-        except TypeError as error:
+        layouts: Any = getattr(pl_module, "layouts", None)
+        if self.layout is not None and layouts is not None and self.layout not in layouts():
             raise UserError(
-                f"Expected options of FinalExport that {type(pl_module).__name__}.export takes after the folder, got "
-                f"{self.options or 'none'} ({error}): correct them."
-            ) from error
+                f"Expected {' or '.join(layouts())} as layout of FinalExport, got {self.layout!r}: correct it."
+            )
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]
             check_free_among(trainer.strategy, self._target(trainer))
 
@@ -57,7 +53,11 @@ class FinalExport(Callback):
         if trainer.interrupted or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         folder = self._target(trainer)
-        pl_module.export(folder, **self.options)  # type: ignore[operator]
+        module: Any = pl_module
+        if self.layout is None:
+            module.export(folder)
+        else:
+            module.export(folder, self.layout)
         rank_zero_info(f"The trained model was exported to {folder}.")
 
     def _target(self, trainer: Trainer) -> Path:

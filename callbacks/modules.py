@@ -1,4 +1,4 @@
-"""Helpers for callbacks and LightningModules: submodules by path, eval mode, default callbacks, chance levels."""
+"""Helpers for callbacks and LightningModules: submodules by path, eval mode, accumulation, default callbacks."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -53,6 +53,30 @@ def blocks_of(network: nn.Module) -> Iterator[nn.Module]:
         alike = isinstance(module, nn.Sequential) and len(module) > 1 and len({type(block) for block in module}) == 1
         if isinstance(module, nn.ModuleList) or alike:
             yield from (block for block in module.children() if not isinstance(block, nn.ModuleList | nn.ModuleDict))
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module can have running statistics, as BatchNorm of any kind can."""
+    return hasattr(module, "running_mean")  # None if it does not track them
+
+
+def is_last_batch(trainer: Trainer) -> bool:
+    """Return whether the current training batch is the last of its epoch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return progress.is_last_batch or progress.current.ready == trainer.num_training_batches
+
+
+def accumulates(trainer: Trainer) -> bool:
+    """Return whether the current training batch only accumulates gradients, as Lightning (2.6.6) decides it."""
+    ready = trainer.fit_loop.epoch_loop.batch_progress.current.ready
+    if ready % trainer.accumulate_grad_batches == 0:
+        return False
+    return trainer.strategy.handles_gradient_accumulation or not is_last_batch(trainer)
+
+
+def state_key(callback: Callback, **settings: Any) -> str:
+    """Return the key of a callback's state in the form that Lightning documents: the class and its settings."""
+    return f"{type(callback).__qualname__}{settings!r}"
 
 
 @contextmanager

@@ -10,14 +10,16 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from typing_extensions import override
 
 from ..common.errors import UserError
+from ..common.private_api import unscales_gradients
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_max, gather_uneven
-from .private_api import accumulates, is_batch_norm, largest_values, loss_scale
+from .modules import accumulates, is_batch_norm
 from .stopping import act_last, save_resumable
 
 _NAMED = 64  # samples in a message
@@ -101,11 +103,10 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        scale = None if scaler is None else loss_scale(scaler)  # on the device
-        self._judge([weight.grad for weight in weights], scale)
+        self._judge([weight.grad for weight in weights], scaler)
         if not self._step_is_bad:
             return
-        if scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False):
+        if scaler is not None and unscales_gradients(optimizer):
             for weight in weights[:1]:  # such an optimizer unscales and skips by itself, and needs gradients
                 weight.grad.fill_(torch.nan)
         else:
@@ -138,21 +139,25 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         self._samples = []
         self._statistics = []
 
-    def _judge(self, gradients: list[Tensor], scale: Tensor | None = None) -> None:
+    def _judge(self, gradients: list[Tensor], scaler: Any = None) -> None:
         """Agree with the other processes whether this step is skipped, and undo the updates of its forward passes.
 
         Args:
             gradients: Gradients of the whole step; none if the step is not complete.
-            scale: Factor of the loss; a factor above 1 may be what makes gradients infinite.
+            scaler: `GradScaler` of the loss; its factor, if it is above 1, may be what makes gradients infinite.
         """
         flags = [] if self._loss_is_bad is None else [self._loss_is_bad.flatten()]
         local = [gradient.to_local() if isinstance(gradient, DTensor) else gradient for gradient in gradients]
-        by_device: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        by_device: dict[torch.device, list[Tensor]] = {}
         for gradient in local:
             if gradient.numel():  # a process may have no row of a sharded weight
-                by_device.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-        finite = [~_extremes(group).isfinite() for group in by_device.values()]
-        flags += finite if scale is None else [flag & (scale.to(flag.device) <= 1) for flag in finite]
+                by_device.setdefault(gradient.device, []).append(gradient)
+        for group in by_device.values():
+            extremes = _extremes(group)
+            bad = ~extremes.isfinite()
+            if scaler is not None:  # its factor, on the device: for `get_scale` the host would wait
+                bad &= scaler.scale(torch.ones_like(extremes)) <= 1
+            flags.append(bad)
         if len({flag.device for flag in flags}) > 1:
             flags = [flag.cpu() for flag in flags]
         bad = torch.stack([flag.any() for flag in flags]).any() if flags else torch.tensor(False)
@@ -174,10 +179,10 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
 
 
 def _extremes(gradients: list[Tensor]) -> Tensor:
-    """Return the extreme values of each gradient: they are non-finite if any value is, and never overflow."""
+    """Return extreme values of gradients, [N]: one is non-finite if any value is, and none overflows."""
     if gradients[0].device.type == "cpu":  # the norm takes forty times as long there
         return torch.stack([end for gradient in gradients for end in torch.aminmax(gradient)])
-    return torch.stack([*largest_values(gradients)])
+    return get_total_norm(gradients, torch.inf)[None]
 
 
 def is_skipped(trainer: Trainer) -> bool:

@@ -20,9 +20,8 @@ from ..common.ranges import BELOW_ONE, COUNT, NOT_NEGATIVE, POSITIVE, RATE, Chec
 from ..metrics.classification import accuracies, hits
 from ..metrics.finite import some_of
 from .distributed.collectives import all_reduce_sum, gather_uneven
-from .modules import evaluating, features_of
+from .modules import evaluating, features_of, state_key
 from .non_finite import is_skipped
-from .private_api import state_key
 
 
 class OnlineLinearProbe(CheckedArguments, Callback):

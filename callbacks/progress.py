@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 from datetime import timedelta
 from time import monotonic
@@ -17,10 +16,10 @@ from lightning.pytorch.callbacks.progress.rich_progress import (
     RichProgressBarTheme,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from rich import get_console
 from rich.console import Console
 from typing_extensions import override
 
-from ..common.private_api import never_wrap
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from .speed import Speed, SpeedMonitor, samples_of_all
 
@@ -199,11 +198,12 @@ SPEED = len("1000.00it/s ")
 class OneLineProgressBar(RichProgressBar):
     """Lightning's rich progress bar, which breaks its metrics over several lines at 80 columns, on one line.
 
-    In a narrow terminal the bar becomes shorter first, then the speed disappears, then the metrics are cut off.
+    In a narrow terminal the bar becomes shorter first, then the speed disappears, then the last metrics.
     """
 
     def __init__(self) -> None:
         super().__init__(theme=RichProgressBarTheme(metrics_format=".4g"))
+        self._room_for_metrics = METRICS
 
     @override
     def configure_columns(self, trainer: Trainer) -> list[Any]:
@@ -211,32 +211,30 @@ class OneLineProgressBar(RichProgressBar):
         last = max(trainer.current_epoch, trainer.max_epochs or 0)
         epochs = max(len(f"Epoch {last}/{last - 1}"), len(self.validation_description))
         batches = max([trainer.num_training_batches, *trainer.num_val_batches, *trainer.num_test_batches, 99])
-        room = self._columns_of_terminal() - epochs - len(f" {batches}/{batches} ") - TIMES - 2
+        room = get_console().width - epochs - len(f" {batches}/{batches} ") - TIMES - 2
         if room < METRICS + NARROWEST_BAR + SPEED:
             columns = [column for column in columns if not isinstance(column, ProcessingSpeedColumn)]
         else:
             room -= SPEED
-        self._room_for_metrics = max(room - NARROWEST_BAR, 1)
+        bar = min(max(room - METRICS, NARROWEST_BAR), WIDEST_BAR)
         for column in columns:
-            never_wrap(column)
             if isinstance(column, CustomBarColumn):
-                column.bar_width = min(max(room - METRICS, NARROWEST_BAR), WIDEST_BAR)
+                column.bar_width = bar
+        self._room_for_metrics = room - bar
         return columns
 
     @override
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> Any:
         """Show `train/loss` as `loss`, and leave out the version number, which the run folder shows."""
         metrics: Any = super().get_metrics(trainer, pl_module)
-        return {name.rpartition("/")[2]: value for name, value in metrics.items() if name != "v_num"}
-
-    def _init_progress(self, trainer: Trainer) -> None:
-        super()._init_progress(trainer)
-        if self._metric_component is not None:
-            never_wrap(self._metric_component, overflow="ellipsis", max_width=self._room_for_metrics)
-
-    def _columns_of_terminal(self) -> int:
-        console: Any = self._console
-        return int(console.width) if console is not None else shutil.get_terminal_size().columns
+        shown: dict[str, Any] = {}
+        length = 0
+        for name, value in metrics.items():
+            short = name.rpartition("/")[2]
+            if name != "v_num":
+                length += len(f"{short}: {_number(value)} ")
+                shown |= {short: value} if length <= self._room_for_metrics else {}
+        return shown
 
 
 def progress_of_output() -> ProgressBar:

@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.names import did_you_mean
+from ..common.private_api import averaged_model
 from ..common.ranges import COUNT, NOT_NEGATIVE, CheckedArguments
 from .distributed.collectives import broadcast, gather, keep_from_ddp
-from .modules import find_module
+from .modules import accumulates, find_module, state_key
 from .non_finite import is_skipped
-from .private_api import accumulates, averages_buffers, state_key
 
 NO_ID = torch.iinfo(torch.long).min
 """Id of a slot of a `FeatureQueue` without a row of the data; no data has this id."""
@@ -39,8 +39,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
 
     Attributes:
         features: float32 [size, dim].
-        ids: long [size], or [size, ids] with several, `NO_ID` in empty slots (-1 in older checkpoints, which data may
-            have too, so compare `valid` ids only); None without `ids`.
+        ids: long [size], or [size, ids] with several, `NO_ID` in empty slots; None without `ids`.
         pointer: long, 0-D: slot of the next row.
         filled: long, 0-D: number of filled slots.
     """
@@ -76,8 +75,8 @@ class FeatureQueue(CheckedArguments, nn.Module):
     def next_slots(self, rows: int) -> tuple[Tensor, ...]:
         """Return what `enqueue` of this number of rows would overwrite, for `put_back`."""
         slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % self.size
-        held = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
-        return slots, self.pointer.clone(), self.filled.clone(), *held
+        content = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
+        return slots, self.pointer.clone(), self.filled.clone(), *content
 
     @torch.no_grad()
     def put_back(self, before: tuple[Tensor, ...]) -> None:
@@ -257,7 +256,6 @@ class QueueCallback(Callback):
         """Exclude the queues from DDP's broadcast; this is a callback's last hook before DDP wraps the module."""
         if stage != "fit":
             return
-        _refuse_averaged_buffers(trainer)
         try:
             queues = list(self.queues_of(pl_module).values())
         except UserError:  # `configure_model` may still create them; otherwise `on_fit_start` raises
@@ -267,6 +265,7 @@ class QueueCallback(Callback):
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check every name before the first batch, and broadcast rank 0's queues."""
+        _refuse_averaged_buffers(trainer)
         self._overwritten = []
         for queue in self.queues_of(pl_module).values():
             for buffer in queue.buffers():
@@ -290,12 +289,12 @@ class QueueCallback(Callback):
         ids = outputs.get("key_ids") or {}
         spread: Callable[[Tensor], Tensor] = _as_they_are if outputs.get("keys_are_gathered") else gather
         for name, queue in queues.items():
-            own_ids = ids.get(name)
+            row_ids = ids.get(name)
             rows = spread(keys[name])
             if accumulates(trainer):
                 self._overwritten.append((queue, queue.next_slots(len(rows))))
             try:
-                queue.enqueue(rows, None if own_ids is None else spread(own_ids))
+                queue.enqueue(rows, None if row_ids is None else spread(row_ids))
             except ValueError as error:
                 raise UserError(f"{str(error).rstrip('.')} (keys of the queue {name!r}).") from error
             if self.log:
@@ -305,7 +304,7 @@ class QueueCallback(Callback):
 def _refuse_averaged_buffers(trainer: Trainer) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, WeightAveraging) and averages_buffers(callback):
+        if isinstance(callback, WeightAveraging) and averaged_model(callback).use_buffers:
             raise UserError(
                 f"Expected use_buffers=False of Lightning's {type(callback).__name__} beside a queue, got True, which "
                 "would average the queue's rows, ids and pointer: set it, or average a part of the module by "

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
 from ..common.errors import UserError
-from .private_api import is_batch_norm
+from .modules import is_batch_norm
 
 METRICS_KEY = "callback_metrics"
 """Entry of a checkpoint with the metrics that callbacks see, 0-dimensional tensors by name."""
@@ -74,22 +74,17 @@ def refuse_stochastic_weight_averaging(checkpoint: dict[str, Any]) -> None:
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def report_other_processes(trainer: Trainer, module: LightningModule, before: int) -> None:
+def report_other_processes(trainer: Trainer, module: LightningModule, processes_before: int) -> None:
     """Log in one line what differs from the run of a checkpoint with another number of processes.
 
     Differences are those of the networks' layers, and the clauses that a method `by_process()` of the module or of the
     datamodule returns.
-
-    Args:
-        trainer: trainer of the run.
-        module: module of the run.
-        before: number of processes of the run that wrote the checkpoint.
     """
     clauses = by_process(module)
     for component in (module, getattr(trainer, "datamodule", None)):
         clauses_of: Any = getattr(component, "by_process", None)
         clauses += [] if clauses_of is None else clauses_of()
-    now = f"{before} processes before, {trainer.world_size} now"
+    now = f"{processes_before} processes before, {trainer.world_size} now"
     if clauses:
         rank_zero_warn(f"{now}: the run goes on, but not exactly, because {'; '.join(clauses)}.")
     else:

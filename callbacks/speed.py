@@ -13,8 +13,8 @@ from torch.utils.flop_counter import flop_registry
 from typing_extensions import override
 
 from ..common.gpus import gpu_of_device
+from ..common.private_api import DispatchMode, compiles_itself, steps_taken
 from ..common.ranges import POSITIVE, CheckedArguments
-from .private_api import DispatchMode, is_compiled, logged_step
 
 
 class CountFlops(DispatchMode):
@@ -119,6 +119,13 @@ def _samples(batch: Any) -> int:
     return next((count for entry in batch if (count := _samples(entry))), 0)
 
 
+def is_compiled(module: LightningModule) -> bool:
+    """Return whether `torch.compile` compiles a module or a submodule of it."""
+    if "training_step" in vars(module):  # Lightning puts the compiled method of `torch.compile(module)` there
+        return True
+    return any(compiles_itself(submodule) or hasattr(submodule, "_orig_mod") for submodule in module.modules())
+
+
 class SpeedMonitor(CheckedArguments, Callback):
     """Log `train/samples_per_second` and `train/mfu` with every logged step; validations do not count.
 
@@ -179,8 +186,10 @@ class SpeedMonitor(CheckedArguments, Callback):
         if self._flops_per_sample is None:
             self._flops_per_sample = flops / samples if samples else 0.0
         self._speed.add(samples)
-        step = logged_step(trainer)
-        if step is None or (speed := self._speed.read()) is None:
+        step = steps_taken(trainer)  # before this batch
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logs = interval and (step + 1) % interval == 0
+        if not (logs or trainer.should_stop) or (speed := self._speed.read()) is None:
             return
         metrics = {"train/samples_per_second": speed}
         if (mfu := self.mfu(speed)) is not None:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from ..common.ranges import SEED, CheckedArguments
 from . import draws
 from .distributed.collectives import world_size
-from .private_api import accumulates, restore_callback_metrics
+from .modules import accumulates
 from .resumed_run import (
     METRICS_KEY,
     refuse_stochastic_weight_averaging,
@@ -75,7 +75,7 @@ class StepSeedCallback(CheckedArguments, Callback):
                 f"{seed}, so that the resumed run repeats the draws of the uninterrupted run."
             )
         self._seed = seed
-        self._processes = state_dict.get("processes")  # older checkpoints have none
+        self._processes = state_dict["processes"]
 
     @override
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -83,7 +83,7 @@ class StepSeedCallback(CheckedArguments, Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        restore_callback_metrics(trainer, self._metrics)  # not earlier: the sanity check resets them
+        trainer.callback_metrics.update(self._metrics)  # not earlier: the sanity check resets them
         self._metrics = {}
         before = self._processes
         self._processes = None
@@ -132,7 +132,7 @@ class StepSeedCallback(CheckedArguments, Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn == "fit":
             refuse_stochastic_weight_averaging(checkpoint)
-            self._metrics = checkpoint.get(METRICS_KEY, {})  # older checkpoints have none
+            self._metrics = checkpoint.get(METRICS_KEY, {})  # none if the run had no such callback
             stop_again(trainer, checkpoint)
 
 

@@ -15,8 +15,9 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from typing_extensions import override
 
+from ..common.private_api import validates_next
 from .distributed.collectives import LateMax, all_reduce_max
-from .private_api import accumulates, ends_epoch_unvalidated, validates_next
+from .modules import accumulates, is_last_batch
 
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REQUEUE = signal.SIGUSR1
@@ -212,14 +213,11 @@ def validate_after_resume(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
 def _complete_epoch_after_resume(trainer: Trainer, loops: dict[str, Any]) -> None:
     """Mark in a checkpoint of the end of an epoch without validation that the epoch's last batch has just ended.
 
-    Lightning (2.6.6) trains one batch too many in that epoch when a run with `max_steps` resumes from it.
-
-    Args:
-        trainer: The Trainer.
-        loops: The progress of the loops in the checkpoint, which is changed in place.
+    `loops`, the progress of the loops in the checkpoint, is changed in place. Lightning (2.6.6) trains one batch too
+    many in that epoch when a run with `max_steps` resumes from it.
     """
     epochs = trainer.fit_loop.epoch_progress.state_dict()["total"]
-    if epochs["processed"] != epochs["completed"] + 1 or not ends_epoch_unvalidated(trainer):
+    if epochs["processed"] != epochs["completed"] + 1 or not is_last_batch(trainer) or validates_next(trainer):
         return
     for kind in ("total", "current"):
         batches = loops["epoch_loop.batch_progress"][kind]

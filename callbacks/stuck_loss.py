@@ -62,8 +62,8 @@ class StuckLossWarning(CheckedArguments, Callback):
         if mean >= self.share:
             self._warned = True
             warn(
-                f"The loss of the last {self.steps} batches is {mean:.2f} times ln B, that of a model that tells no "
-                "pair of a batch from another. Look for captions that belong to other images or are all alike, for "
+                f"The loss of the last {self.steps} batches is {mean:.2f} times ln B, that of a model that "
+                "guesses the pairs of a batch. Look for captions that belong to other images or are all alike, for "
                 "another tokenizer or preprocessing than the model was trained with, for random weights, or a learning "
                 "rate that has destroyed them; `vlightning data` shows what the model sees."
             )

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any, Self
 
+import torch
 from lightning.pytorch.core.saving import CHECKPOINT_PAST_HPARAMS_KEYS
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from .absent_network import leave_out_networks
 from .errors import UserError
 from .named_code import INSTANTIATORS, ForeignCode, TypedNames, check_arguments, imported
-from .private_api import allow_instantiator, load_plain
+from .private_api import allow_instantiator
 
 
 class CheckedLoading:
@@ -78,20 +80,30 @@ class CheckedLoading:
             ) from error
 
 
+def load_plain(path: Any) -> Any:
+    """Load a checkpoint from a file, path or URL, without weights and without running code.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+    """
+    if hasattr(path, "seek"):
+        return torch.load(path, map_location="meta", weights_only=True)
+    device: Any = "meta"
+    return TorchCheckpointIO().load_checkpoint(path, map_location=device, weights_only=True)
+
+
 def instantiate(cls: type, arguments: dict[str, Any]) -> Any:
     """Build an object as Lightning's `instantiate_module` does, without replacing names of files by their content.
 
-    Args:
-        cls: The class.
-        arguments: Its arguments, plain data; `_class_path` names a subclass.
+    The argument `_class_path` names a subclass of `cls`.
     """
     from .verbatim import VerbatimText  # here, since methods are used without the command line's libraries
 
     parser = VerbatimText(exit_on_error=False)
     if "_class_path" in arguments:
         parser.add_subclass_arguments(cls, "built", fail_untyped=False)
-        given = {name: value for name, value in arguments.items() if name != "_class_path"}
-        arguments = {"class_path": arguments["_class_path"], "dict_kwargs": given}
+        init_args = {name: value for name, value in arguments.items() if name != "_class_path"}
+        arguments = {"class_path": arguments["_class_path"], "dict_kwargs": init_args}
     else:
         parser.add_class_arguments(cls, "built", fail_untyped=False)
     return parser.instantiate(parser.parse_object({"built": arguments})).built

@@ -22,11 +22,7 @@ _IN_WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true 
 
 @functools.cache  # datamodules pass arguments on to their bases, which takes 50 ms
 def parameters(cls: type) -> dict[str, Any]:
-    """Return the constructor arguments that YAML may set, by name, each with its type.
-
-    Args:
-        cls: The class; arguments behind `**kwargs` are included.
-    """
+    """Return the constructor arguments that YAML may set, also those behind `**kwargs`, by name, each with its type."""
     try:
         arguments = constructor_parameters(cls)
     except Exception:  # a class that jsonargparse cannot read must not hide the first error
@@ -61,11 +57,7 @@ def settings_group(hint: Any) -> type | None:
 
 
 def subclasses(bases: tuple[type, ...]) -> dict[str, type]:
-    """Return the public classes imported so far that YAML can name for one of the bases, by short name.
-
-    Args:
-        bases: The base classes, which are among the result.
-    """
+    """Return the public classes imported so far that YAML can name for one of the bases, these included, by name."""
     classes: dict[str, type] = {}
     todo = list(bases)
     while todo:
@@ -85,7 +77,7 @@ def subclass_names(bases: tuple[type, ...]) -> list[str]:
     ]
 
 
-def own_subclasses(bases: tuple[type, ...], folder: str = "") -> dict[str, type]:
+def listed_subclasses(bases: tuple[type, ...], folder: str = "") -> dict[str, type]:
     """Return the public subclasses that this package exports or that the user's own files define, by name.
 
     Args:

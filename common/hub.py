@@ -47,23 +47,14 @@ def hub_or_cache() -> Iterator[None]:
 
 
 def reason_not_found(error: Exception) -> str:
-    """Return the reason, for messages, why a name was not found on the hub.
-
-    Args:
-        error: the error that the library raised.
-    """
+    """Return the reason, for messages, why a name was not found on the hub."""
     if not hub_is_reachable():
         return "the hub cannot be reached, and nothing of that name is cached"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def reason_refused(error: Exception, what: str) -> str:
-    """Return the reason, for messages, why the hub did not give a repository.
-
-    Args:
-        error: the error that the library raised.
-        what: kind of the repository, such as "data set".
-    """
+    """Return the reason, for messages, why the hub did not give a repository, such as a "data set"."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
     causes = list(_causes(error))

@@ -7,13 +7,7 @@ from torch import Tensor
 
 
 def log_global(module: LightningModule, values: Mapping[str, Tensor | float], progress_bar: str | None = None) -> None:
-    """Log values that are the same in every process, from a hook at the end of an epoch.
-
-    Args:
-        module: module that logs.
-        values: values by name.
-        progress_bar: name of the value for the progress bar.
-    """
+    """Log values that are the same in every process, from a hook at the end of an epoch."""
     for name, value in values.items():
         # `sync_dist` averages equal values; without it Lightning warns.
         module.log(name, value, prog_bar=name == progress_bar, sync_dist=True)

@@ -49,9 +49,6 @@ class TypedNames:
     """The names that the user typed, which a checkpoint may name too.
 
     Typed classes are imported, as the parser would do later.
-
-    Args:
-        trees: Typed options and YAML files as nested dicts.
     """
 
     def __init__(self, trees: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -159,11 +156,7 @@ def check_described(
 
 
 def defined_here(cls: type) -> bool:
-    """Return whether this package defines a class, or `torch.optim` an optimizer or a scheduler.
-
-    Args:
-        cls: The class.
-    """
+    """Return whether this package defines a class, or `torch.optim` an optimizer or a scheduler."""
     defined = imported(f"{cls.__module__}.{cls.__qualname__}") is cls
     package, _, rest = cls.__module__.partition(".")
     of_optim = f"{package}.{rest.partition('.')[0]}" == "torch.optim"

@@ -1,28 +1,35 @@
-"""Every private name of jsonargparse, Lightning and torch that the command line and its callbacks use, with the reason.
+"""Every private name of Lightning, torch, jsonargparse and argparse in this folder, `callbacks/` and `commands/`.
 
-Methods that are overridden in subclasses cannot be wrapped here; `OVERRIDDEN` lists them.
+Each is used here once, with the reason why no public name is sufficient and the public request that would end it, or
+"not requested yet". Checked with Lightning 2.6.6. Names that cannot be wrapped, since subclasses override them or
+strings contain them, are in `ELSEWHERE`.
 """
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-OVERRIDDEN = {
-    "LightningCLI._parse_ckpt_path": "parses a checkpoint's hyper-parameters over what was typed; `cli.py` reads them "
-    "before, so that typed values override",
+ELSEWHERE = {
+    "LightningCLI._parse_ckpt_path": "parses a checkpoint's hyper-parameters over what was typed; the command line "
+    "reads them before, so that typed values override (Lightning-AI/pytorch-lightning#21455)",
     "LightningCLI._instantiate_trainer": "the only place where the Trainer's arguments are complete and its callbacks "
-    "can be added to",
-    "LightningCLI._run_subcommand": "the only place around the run itself",
-    "DefaultHelpFormatter._get_help_string": "lists every imported subclass of a type",
-    "RichProgressBar._init_progress": "creates the column of the metrics (`_metric_component`), for the "
-    "terminal in `_console`",
-    "_SubprocessScriptLauncher.launch": "starts the thread that kills this process without a message",
+    "can be added to (not requested yet)",
+    "LightningCLI._run_subcommand": "the only place around the run itself (not requested yet)",
+    "DefaultHelpFormatter._get_help_string": "lists every imported subclass of a type (not requested yet)",
+    "_SubprocessScriptLauncher._call_children_scripts": "starts the processes without the thread that kills this one "
+    "without a message (Lightning-AI/pytorch-lightning#17248)",
+    "ModelParallelStrategy._data_parallel_size": "the number of processes is known only in `setup_environment`, after "
+    "the constructor (not requested yet)",
+    "_orig_mod, _checkpoint_wrapped_module": "names in the state dict that `torch.compile` and activation "
+    "checkpointing add (not requested yet)",
 }
 
 
 def constructor_parameters(cls: type) -> list[Any]:
     """Return a class's constructor parameters as the parser sees them, each with name, annotation, default and kind.
 
-    `inspect.signature` shows `**kwargs` in place of the arguments of the base class that it passes on to.
+    `inspect.signature` shows `**kwargs` in place of the arguments of the base class that it passes on to. Not
+    requested yet.
     """
     from jsonargparse._parameter_resolvers import get_signature_parameters
 
@@ -30,110 +37,111 @@ def constructor_parameters(cls: type) -> list[Any]:
 
 
 def parser_actions(parser: Any) -> list[Any]:
-    """Return the options of a parser; jsonargparse lists them nowhere else."""
+    """Return the options of a parser; argparse lists them nowhere else. Not requested yet."""
     return list(parser._actions)
 
 
 def option_type(action: Any) -> Any:
-    """Return the type of an option's value; `action.type` is None for every type that is not a plain class."""
+    """Return the type of an option's value; `action.type` is None for types that are no classes. Not requested yet."""
     return getattr(action, "_typehint", action.type)
 
 
 def take_text_verbatim(action: Any) -> None:
-    """Stop an option from replacing the name of a file by the file's content."""
+    """Stop an option from replacing the name of a file by the file's content.
+
+    `add_argument` has the argument `enable_path`; classes and functions add theirs without. Not requested yet.
+    """
     action._enable_path = False
 
 
 def groups_of_options(parser: Any) -> list[tuple[Any, list[Any]]]:
-    """Return the groups of a parser's help, each with its options; `sort_groups` reorders the same groups."""
+    """Return the groups of a parser's help, each with its options; `sort_groups` reorders them. Not requested yet."""
     return [(group, group._group_actions) for group in parser._action_groups]
 
 
 def sort_groups(parser: Any, key: Any) -> None:
-    """Reorder the groups of a parser's help; argparse keeps the order in which they were added."""
+    """Reorder the groups of a parser's help; argparse keeps the order in which they were added. Not requested yet."""
     parser._action_groups.sort(key=key)
 
 
 def shows_one_class(parser: Any) -> bool:
-    """Whether the parser shows the help of one class (`--model.help NAME`)."""
+    """Return whether the parser shows the help of one class (`--model.help NAME`). Not requested yet."""
     return bool(getattr(parser, "_inner_parser", False))
 
 
-def has_subcommands(parser: Any) -> bool:
-    """Whether the parser is that of the whole program."""
-    return parser._subcommands_action is not None
-
-
-def load_plain(path: Any) -> Any:
-    """Load a checkpoint from a file, path or URL without weights and without running code; Lightning's own reader."""
-    from lightning.fabric.utilities.cloud_io import _load
-
-    return _load(path, map_location="meta", weights_only=True)
-
-
 def allow_instantiator(path: str) -> None:
-    """Let a checkpoint be built by a function of this package; Lightning has a fixed list of two."""
+    """Let a checkpoint be built by a function of this package; Lightning has a fixed list of two. Not requested yet."""
     from lightning.pytorch.core import saving
 
     saving._ALLOWED_INSTANTIATORS.add(path)
 
 
-def default_store() -> Any:
-    """Return the key-value store of the process group, which works when the collectives do not any more."""
-    import torch.distributed as dist
-
-    return dist.distributed_c10d._get_default_store()
-
-
-def saves_in_this_epoch(callback: Any, trainer: Any) -> bool:
-    """Whether a `ModelCheckpoint` saves in the current epoch; its own tests of this have no public name."""
-    every = callback._every_n_epochs
-    return not (every > 1 and (trainer.current_epoch + 1) % every) and not callback._should_skip_saving_checkpoint(
-        trainer
-    )
-
-
 def save_if_new(callback: Any, trainer: Any) -> None:
-    """Let a `ModelCheckpoint` save, unless it has saved this step; it has no public method for it."""
+    """Let a `ModelCheckpoint` save, unless it has saved this step; only its hooks do (Lightning #8126, closed)."""
+    import torch
+
     if not callback._should_skip_saving_checkpoint(trainer):
-        callback._save_topk_checkpoint(trainer, callback._monitor_candidates(trainer))
-
-
-def ends_after_epoch(trainer: Any) -> bool:
-    """Whether a training ends after the epoch that ends now; the public `fit_loop.done` changes the loop's progress."""
-    loop = trainer.fit_loop
-    steps_reached = 0 <= trainer.max_steps <= trainer.global_step
-    epochs = -1 if trainer.max_epochs is None else trainer.max_epochs
-    epochs_reached = 0 <= epochs <= loop.epoch_progress.current.processed
-    return steps_reached or epochs_reached or bool(trainer.should_stop and loop._can_stop_early)
-
-
-def has_validated(trainer: Any) -> bool:
-    """Whether a validation of this fit has ended."""
-    return bool(trainer.fit_loop.epoch_loop.val_loop._has_run)
-
-
-def never_wrap(column: Any, **options: Any) -> None:
-    """Keep a column of a rich progress bar on one line; `get_table_column` would have to be overridden for each."""
-    from rich.table import Column
-
-    column._table_column = Column(no_wrap=True, **options)
+        counts = {"epoch": torch.tensor(trainer.current_epoch), "step": torch.tensor(trainer.global_step)}
+        callback._save_topk_checkpoint(trainer, trainer.callback_metrics | counts)
 
 
 def set_launcher(strategy: Any, launcher: Any) -> None:
-    """Replace the launcher of a strategy, which creates its own; there is no argument for it."""
+    """Replace the launcher of a strategy, which creates its own (Lightning-AI/pytorch-lightning#17248)."""
     strategy._launcher = launcher
 
 
-def set_number_of_threads(processes: int) -> None:
-    """Set the number of threads of each process, as Lightning's launchers do before a run."""
-    from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
+def validates_next(trainer: Any) -> bool:
+    """Return whether a validation follows the current batch: Lightning's decision depends on six settings.
 
-    _set_num_threads_if_needed(num_processes=processes)
+    Its argument is for training steps that take the iterator of the loader (`dataloader_iter`). Not requested yet.
+    """
+    return bool(trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(None))
+
+
+def steps_taken(trainer: Any) -> int:
+    """Return the number of batches of the run that were not only accumulated, under which Lightning logs metrics.
+
+    `trainer.global_step` counts the steps of each optimizer. Not requested yet.
+    """
+    return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+
+def unscales_gradients(optimizer: Any) -> bool:
+    """Return whether an optimizer divides gradients by the loss scale itself. Not requested yet."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def averaged_model(callback: Any) -> Any:
+    """Return the `AveragedModel` of Lightning's weight averaging, from its `setup` on. Not requested yet."""
+    return callback._average_model
+
+
+def ignored_by_ddp(module: Any) -> list[str]:
+    """Return the names that DDP does not broadcast; DDP reads this attribute (pytorch/pytorch#43690)."""
+    return list(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def ignore_in_ddp(module: Any, buffers: Iterable[str]) -> None:
+    """Exclude further buffers from DDP's broadcast (pytorch/pytorch#43690)."""
+    module._ddp_params_and_buffers_to_ignore = sorted({*ignored_by_ddp(module), *buffers})
+
+
+def compiles_itself(module: Any) -> bool:
+    """Return whether `Module.compile` was called on a module; torch marks it privately only. Not requested yet."""
+    return module._compiled_call_impl is not None
+
+
+_CLASSES = {
+    # The launcher behind `strategy: ddp`, to subclass (Lightning-AI/pytorch-lightning#17248).
+    "SubprocessScriptLauncher": ("lightning.pytorch.strategies.launchers", "_SubprocessScriptLauncher"),
+    # A context that sees each operation: torch documents the class, in a module with a private name (not requested).
+    "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    # The launcher behind `strategy: ddp`, to subclass; loaded on use, since this module is imported by all rooms.
-    if name == "SubprocessScriptLauncher":
-        return import_module("lightning.pytorch.strategies.launchers")._SubprocessScriptLauncher
-    raise AttributeError(name)
+    # Classes are loaded when they are used, since every folder imports this module.
+    if name not in _CLASSES:
+        raise AttributeError(name)
+    module, private_name = _CLASSES[name]
+    return getattr(import_module(module), private_name)

@@ -48,8 +48,8 @@ class Range:
             "at most": self.most,
             "less than": self.below,
         }
-        given = [f"{words} {bound}" for words, bound in bounds.items() if math.isfinite(bound)]
-        return f"of {' and '.join(given)}" if given else "of a finite number"
+        clauses = [f"{words} {bound}" for words, bound in bounds.items() if math.isfinite(bound)]
+        return f"of {' and '.join(clauses)}" if clauses else "of a finite number"
 
     def remedy(self, number: Any) -> str:
         """Return what to do about a number outside the range."""

@@ -60,7 +60,7 @@ def without_secrets(url: re.Match[str], mark: str = "") -> str:
     return f"{url['scheme']}{user}{url['location']}{query}{fragment}"
 
 
-def known_urls() -> list[str]:
+def urls_with_secrets() -> list[str]:
     """Return the URLs whose secrets this process knows, the newest first."""
     return [url for url in re.split(rf"\s+(?={_SCHEME})", os.environ.get(VARIABLE, "").strip()) if url]
 
@@ -69,7 +69,7 @@ def public(text: str) -> str:
     """Return a text whose URLs are without their secrets."""
     if "://" not in text:
         return text
-    for url in known_urls():
+    for url in urls_with_secrets():
         if url in text:
             text = text.replace(url, WHOLE_URL.sub(without_secrets, url))
     return _URL_IN_TEXT.sub(without_secrets, text)

@@ -134,11 +134,19 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     )
 
 
-def trained_tokenizer(content: Mapping[str, Any]) -> str | None:
-    """Return the tokenizer that a run trained, from the datamodule's state in the checkpoint.
+def decoded_text(tokenizer: Any, ids: torch.Tensor) -> str:
+    """Return a text as a model read it, unknown words included.
 
     Args:
-        content: the checkpoint.
+        tokenizer: A tokenizer of `transformers`, or an object with `decode`.
+        ids: Token ids [L] without padding.
+    """
+    ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
+    return str(tokenizer.decode([number for number in ids.tolist() if number not in ends]))
+
+
+def trained_tokenizer(content: Mapping[str, Any]) -> str | None:
+    """Return the tokenizer that a run trained, from the datamodule's state in the checkpoint.
 
     Returns:
         The tokenizer as JSON text; None if the run trained no tokenizer.
@@ -154,9 +162,6 @@ def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
 
     Lightning restores the state of a datamodule only if its class is the same, but a model needs the token ids that it
     was trained with, also with another datamodule.
-
-    Args:
-        path: path of the checkpoint; None without one.
     """
     file = Path(path or "")
     if file.is_dir():
@@ -168,9 +173,6 @@ def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
 
 def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
     """Return the tokenizer of the datamodule in a checkpoint, for an export.
-
-    Args:
-        content: the checkpoint.
 
     Returns:
         The tokenizer as JSON text, with the template that ends texts; None if there is no readable tokenizer. And a

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import UserError
-from .shown import VARIABLE, WHOLE_URL, known_urls, without_secrets
+from .shown import VARIABLE, WHOLE_URL, urls_with_secrets, without_secrets
 
 REMOVED = "removed"
 _START = re.compile(r"(?:[a-z0-9]+::)*[a-zA-Z][a-zA-Z0-9+.-]*://")
@@ -50,14 +50,14 @@ def keep(value: Any) -> Any:
                 "give copies with other names."
             )
     if urls:
-        others = [url for url in known_urls() if hidden(url) not in urls]
+        others = [url for url in urls_with_secrets() if hidden(url) not in urls]
         os.environ[VARIABLE] = "\n".join([*urls.values(), *others])
     return hidden(value)
 
 
 def masked(text: str) -> str:
     """Return a text, such as a word of the command line, with `removed` in place of the secrets of known URLs."""
-    for url in known_urls():
+    for url in urls_with_secrets():
         text = text.replace(url, hidden(url))
     return text
 
@@ -72,16 +72,16 @@ def whole(url: str) -> str:
     """
     if not any(_lacks_secrets(match) for match in WHOLE_URL.finditer(url)):
         return url
-    known = {hidden(one): one for one in reversed(known_urls())}
-    if url in known:
-        return known[url]
-    beside = [one for one in known if f"://{REMOVED}@" in one and url.startswith(_folder(one))]
+    urls = {hidden(one): one for one in reversed(urls_with_secrets())}
+    if url in urls:
+        return urls[url]
+    beside = [one for one in urls if f"://{REMOVED}@" in one and url.startswith(_folder(one))]
     if not beside or f"?{REMOVED}" in url:
         raise UserError(
             f"Expected the user or the query of {url!r} in the environment variable {VARIABLE}, got none: set it to "
             "the whole URL, which no file of a run holds, or give the URL as an option again."
         )
-    nearest = WHOLE_URL.fullmatch(known[max(beside, key=lambda one: len(_folder(one)))])
+    nearest = WHOLE_URL.fullmatch(urls[max(beside, key=lambda one: len(_folder(one)))])
     return url if nearest is None else url.replace(f"{REMOVED}@", nearest["user"], 1)
 
 

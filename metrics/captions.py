@@ -48,9 +48,6 @@ def ptb_tokens(caption: str) -> Tokens:
 
     The two agree on what captions are made of (words, numbers, contractions, abbreviations, brackets, quotes), not on
     everything that may be typed, such as addresses: they differed in 1.3% of 3,000 lines from licences and manuals.
-
-    Args:
-        caption: raw text.
     """
     text = caption.lower().translate(_TYPESET)
     text = _JOINED.sub(lambda match: " ".join(filter(None, match.groups())), text)
@@ -94,9 +91,7 @@ def bleu(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -
 def rouge_l(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> float:
     """ROUGE-L: F score, beta 1.2, of the largest precision and the largest recall over an image's references.
 
-    Args:
-        candidates: one caption of each image.
-        references: at least one caption of each image.
+    Arguments are those of `bleu`.
 
     Returns:
         The mean over the images, from 0 to 1.
@@ -126,11 +121,7 @@ def _common_subsequence(first: Tokens, second: Tokens) -> int:
 def cider_d(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> float:
     """CIDEr-D: similarity of n-gram counts, weighted by how rare an n-gram is among the references of this corpus.
 
-    The references of one image alone have no rare n-grams: its score is 0.
-
-    Args:
-        candidates: one caption of each image.
-        references: at least one caption of each image.
+    Arguments are those of `bleu`. The references of one image alone have no rare n-grams: its score is 0.
 
     Returns:
         The mean over the images and over n from 1 to 4, times 10 (captions that people wrote are near 1).

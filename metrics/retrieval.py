@@ -42,7 +42,7 @@ class Matches:
         """Return whether pairs match, boolean, for indices of images and texts of broadcastable shapes."""
         if self._groups is None:
             return self.image_id[images] == self.text_image_id[texts]
-        return torch.isin(self._codes(self.image_id[images], texts), self._own_codes)
+        return torch.isin(self._codes(self.image_id[images], texts), self._text_codes)
 
     @property
     def repeated_texts(self) -> int:
@@ -69,15 +69,15 @@ class Matches:
 
     def _codes(self, image_id: Tensor, texts: Tensor) -> Tensor:
         assert self._groups is not None
-        number = torch.searchsorted(self._known_ids, image_id.contiguous())
+        number = torch.searchsorted(self._image_ids, image_id.contiguous())
         return number * len(self.text_image_id) + self._groups[texts]
 
     @cached_property
-    def _known_ids(self) -> Tensor:
+    def _image_ids(self) -> Tensor:
         return torch.cat([self.image_id, self.text_image_id]).unique()
 
     @cached_property
-    def _own_codes(self) -> Tensor:
+    def _text_codes(self) -> Tensor:
         return self._codes(self.text_image_id, torch.arange(len(self.text_image_id)))
 
 

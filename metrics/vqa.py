@@ -44,9 +44,6 @@ def normalized_answer(answer: str) -> str:
     Punctuation is deleted if it touches a space anywhere in the answer, or if the answer has a comma between digits,
     and else becomes a space; periods stay before digits only. Then, word by word: lower case, digits for the numbers to
     ten, no articles, apostrophes in contractions.
-
-    Args:
-        answer: raw text.
     """
     return _normalized(" ".join(answer.split()))
 
@@ -63,12 +60,12 @@ def _normalized(text: str) -> str:
     return " ".join(_COMPLETED.get(word, word) for word in words if word not in _ARTICLES)
 
 
-def answer_accuracy(answer: str, given: Sequence[str]) -> float:
+def answer_accuracy(answer: str, human_answers: Sequence[str]) -> float:
     """Compute the accuracy of an answer: the mean over the people asked of min(n/3, 1), n others who gave it.
 
     Args:
         answer: the predicted answer, raw text.
-        given: the answers that people gave, raw text; ten in VQA v2.
+        human_answers: the answers that people gave, raw text; ten in VQA v2.
 
     Returns:
         Accuracy from 0 to 1. With a single given answer, as tables of one's own have it, whether the two are equal.
@@ -76,24 +73,20 @@ def answer_accuracy(answer: str, given: Sequence[str]) -> float:
     Raises:
         ValueError: If nobody was asked.
     """
-    if not given:
+    if not human_answers:
         raise ValueError("Expected at least one given answer, got none: leave the question out.")
     predicted = normalized_answer(answer)
-    people = len(given)
-    agree = sum(normalized_answer(one) == predicted for one in given)
+    people = len(human_answers)
+    agree = sum(normalized_answer(one) == predicted for one in human_answers)
     if people == 1:
         return float(agree)
     # Those who agree have one fellow less among the others.
     return (agree * min((agree - 1) / 3, 1) + (people - agree) * min(agree / 3, 1)) / people if agree else 0.0
 
 
-def answer_type(given: Sequence[str]) -> AnswerType:
-    """Return the type of a question by the most frequent of its answers; the first of several wins.
-
-    Args:
-        given: the answers that people gave, raw text.
-    """
-    (most, _), *_ = Counter(map(normalized_answer, given)).most_common(1)
+def answer_type(human_answers: Sequence[str]) -> AnswerType:
+    """Return the type of a question by the most frequent of its answers; the first of several wins."""
+    (most, _), *_ = Counter(map(normalized_answer, human_answers)).most_common(1)
     if most in ("yes", "no"):
         return "yes/no"
     return "number" if re.fullmatch(r"\d+(\.\d+)?", most) else "other"

@@ -50,12 +50,7 @@ class BackgroundWriter:
         self._finish(_WAITING)
 
     def submit(self, job: Callable[[], None], even_after_error: bool = True) -> None:
-        """Run a job after those before it.
-
-        Args:
-            job: what to run.
-            even_after_error: whether it runs if one of those before it has failed.
-        """
+        """Run a job after those before it; after an error of one of those, only if it is allowed."""
         self._thread = self._thread or ThreadPoolExecutor(1, "checkpoints")
         self._jobs.append(self._thread.submit(self._run, job, even_after_error))
 
@@ -243,11 +238,11 @@ def newest_whole(folder: Path) -> tuple[Path | None, dict[Path, str]]:
         The file or folder, None if there is none; and the damage of each newer one.
     """
     # A link may name a file that was never completed.
-    found_ones = [path for path in folder.glob("*.ckpt") if path.exists() and not path.name.startswith(REPLACED)]
+    candidates = [path for path in folder.glob("*.ckpt") if path.exists() and not path.name.startswith(REPLACED)]
     # Old checkpoints that a process was replacing when it was killed.
-    found_ones += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
+    candidates += [path for path in folder.glob(f"{REPLACED}*") if not original_path(path).exists()]
     damaged: dict[Path, str] = {}
-    for path in sorted(found_ones, key=lambda path: path.stat().st_mtime, reverse=True):
+    for path in sorted(candidates, key=lambda path: path.stat().st_mtime, reverse=True):
         cause = damage(path)
         if cause is None:
             return path, damaged

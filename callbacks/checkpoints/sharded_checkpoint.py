@@ -167,7 +167,7 @@ def read_metadata(folder: Path, weights_only: bool = True) -> tuple[dict[str, An
     return meta, files
 
 
-def own_part(whole: Tensor, like: DTensor) -> DTensor:
+def local_shard(whole: Tensor, like: DTensor) -> DTensor:
     """Return a tensor distributed like another one of its shape; the memory of `whole` is not kept."""
     mesh = like.device_mesh
     dimension = _dimension("tensor", like)
@@ -191,11 +191,7 @@ def map_values(
 ) -> Any:
     """Return a copy of nested dicts, lists and tuples with `function(path, value)` for each value.
 
-    Args:
-        function: Maps a value, given its path.
-        tree: Nested dicts, lists and tuples.
-        path: Path of the tree.
-        is_value: Whether a dict is a value itself.
+    A dict for which `is_value` is true is a value itself. `path` is the path of the tree.
     """
     below = f"{path}/" if path else ""
     if isinstance(tree, dict) and not is_value(tree):

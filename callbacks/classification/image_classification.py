@@ -29,26 +29,11 @@ _LOADERS: dict[Split, str] = {"validation": "val_dataloader", "test": "test_data
 class ImageClassification(CheckedArguments, Callback):
     """Classify the labeled images of another datamodule, and log accuracy and class recall.
 
-    Logged after validation, in percent: "val/<name>_top1"; "val/<name>_top5" where there are more than five classes;
-    "val/<name>_class_recall", the mean over the classes that occur of the share of their images that are right. After
-    test the same with "test/". An image whose class has a non-finite score is not right; the number of images with
-    such scores, if any, is logged as "val/<name>_non_finite", and a warning names the images.
+    Arguments, metrics and data are those of `ZeroShotClassification`. An image whose class has a non-finite score is
+    not right; the number of images with such scores, if any, is logged as "val/<name>_non_finite", and a warning names
+    the images.
 
-    A subclass computes the scores of the classes, without gradient and in eval mode. A module's training is bit for
-    bit the same as without this callback.
-
-    All images are read, regardless of `limit_val_batches`; only the sanity check and `fast_dev_run` read one batch,
-    to find mistakes early. Processes share the images if `data` distributes them. (A plain `DataLoader` does not:
-    every process then reads all images, with the same result.)
-
-    Args:
-        data: Datamodule whose batches are dicts with `image` [B, 3, H, W] and `label`, long [B]. Validation reads its
-            validation split and test its test split, or the only one it has. This callback sets it up; it is not part
-            of the Trainer.
-        name: Name of the metrics.
-        every_n_epochs: Epochs of training between two measurements in validation.
-        transform: "trainer" prepares the images by `eval_transform` of the trainer's datamodule, if it has one, since
-            a model must see images as those that it was trained on; "own" leaves that to `data`.
+    A subclass computes the scores of the classes, without gradient and in eval mode.
 
     Raises:
         UserError: If an argument is invalid, a label has no class, the data has no images, or the module cannot

@@ -128,36 +128,36 @@ class ZeroShotClassification(ImageClassification):
         return gather(torch.cat(embeddings))[: len(names)]
 
 
-def _read_names(given: list[str] | str) -> list[str]:
+def _read_names(class_names: list[str] | str) -> list[str]:
     source = "class_names"
-    if given == "imagenet":
+    if class_names == "imagenet":
         from open_clip import IMAGENET_CLASSNAMES
 
         return list(IMAGENET_CLASSNAMES)
-    if isinstance(given, str):
-        source = repr(given)
-        path = Path(given).expanduser()
+    if isinstance(class_names, str):
+        source = repr(class_names)
+        path = Path(class_names).expanduser()
         if not path.is_file():
             raise UserError(
                 f"Expected a text file with one class name a line, got no file {source}: correct class_names."
             )
-        given = path.read_text(encoding="utf-8").rstrip().splitlines()
-    names = [name.strip() for name in given]
+        class_names = path.read_text(encoding="utf-8").rstrip().splitlines()
+    names = [name.strip() for name in class_names]
     if not names or "" in names:
         where = f"an empty name for label {names.index('')}" if names else "no name"
         raise UserError(f"Expected a class name for every label in {source}, got {where}: add it.")
     return names
 
 
-def _read_templates(given: str | list[str]) -> list[str]:
-    if given in ("openai", "simple"):
+def _read_templates(templates: str | list[str]) -> list[str]:
+    if templates in ("openai", "simple"):
         import open_clip
 
-        templates = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
-        return [template("{}") for template in templates[str(given)]]
-    if isinstance(given, str) or not given or any(text.count("{}") != 1 for text in given):
+        lists = {"openai": open_clip.OPENAI_IMAGENET_TEMPLATES, "simple": open_clip.SIMPLE_IMAGENET_TEMPLATES}
+        return [template("{}") for template in lists[str(templates)]]
+    if isinstance(templates, str) or not templates or any(text.count("{}") != 1 for text in templates):
         raise UserError(
             "Expected 'openai', 'simple', or a list of texts with one {} each as templates of ZeroShotClassification, "
-            f"got {given!r}: correct templates."
+            f"got {templates!r}: correct templates."
         )
-    return list(given)
+    return list(templates)

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...common.private_api import default_store
-from ..private_api import copy_all, ignore_in_ddp
+from ...common.private_api import ignore_in_ddp
 
 
 def world_size() -> int:
@@ -164,13 +163,8 @@ def broadcast_all(tensors: Iterable[Tensor]) -> None:
     for group in alike.values():
         content = torch.cat([tensor.detach().flatten() for tensor in group])
         dist.broadcast(content, src=0)
-        copy_all(
-            group,
-            [
-                flat.view_as(tensor)
-                for flat, tensor in zip(content.split([t.numel() for t in group]), group, strict=True)
-            ],
-        )
+        for flat, tensor in zip(content.split([tensor.numel() for tensor in group]), group, strict=True):
+            tensor.detach().copy_(flat.view_as(tensor))
 
 
 def keep_from_ddp(module: nn.Module, parts: Iterable[nn.Module]) -> None:
@@ -228,11 +222,12 @@ def _device_for_communication(tensor: Tensor) -> torch.device:
 
 
 def is_first_to(action: str) -> bool:
-    """Return whether this process is the first of the run to ask for an action; also if no process can be asked."""
-    if not (dist.is_available() and dist.is_initialized()):
+    """Return whether this process is the first to request an action; True if the store of the run is unreachable."""
+    group = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
+    if group is None:
         return True
     try:
-        return int(default_store().add(f"vlightning: {action}", 1)) == 1
+        return int(group.get_group_store().add(f"vlightning: {action}", 1)) == 1
     except RuntimeError:  # the process that keeps the store has ended
         return True
 

@@ -23,17 +23,18 @@ from typing_extensions import override
 from ...common.errors import UserError
 from ...common.files import WriteError, clear_leftovers, remove, swap_in, unfinished_beside, writing
 from ...common.names import did_you_mean
+from ...common.private_api import ignored_by_ddp
 from ..checkpoints.checkpoint_io import AtomicCheckpointIO, reading, write_file
 from ..checkpoints.sharded_checkpoint import (
     METADATA,
+    local_shard,
     map_values,
-    own_part,
     read_checkpoint_folder,
     shard_file,
     split_checkpoint,
     whole_checkpoint,
 )
-from ..private_api import ignored_by_ddp, is_batch_norm
+from ..modules import is_batch_norm
 from .collectives import broadcast_all
 
 FloatType = Literal["float32", "bfloat16"]
@@ -88,6 +89,8 @@ class ShardedStrategy(ModelParallelStrategy):
             cast_forward_inputs=False,  # autocast casts for each operation
         )
         self.activation_checkpointing = activation_checkpointing
+        self.save_distributed_checkpoint = save_distributed_checkpoint
+        self.checkpoint_io = AtomicCheckpointIO()  # a plugin of the Trainer replaces it
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -126,9 +129,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @override
     def setup_environment(self) -> None:
-        if self._checkpoint_io is None:  # the Trainer got none
-            self.checkpoint_io = AtomicCheckpointIO()
-        if self._save_distributed_checkpoint and getattr(self.checkpoint_io, "asynchronous", False):
+        if self.save_distributed_checkpoint and getattr(self.checkpoint_io, "asynchronous", False):
             raise UserError(
                 "Expected AtomicCheckpointIO without asynchronous for checkpoints that are folders, whose completion "
                 "all processes agree on, got asynchronous: leave it out, or set save_distributed_checkpoint to false "
@@ -194,7 +195,7 @@ class ShardedStrategy(ModelParallelStrategy):
             WriteError: If it cannot be written; the target then stays as it was.
         """
         path = str(self.broadcast(filepath))
-        if not self._save_distributed_checkpoint:
+        if not self.save_distributed_checkpoint:
             whole = whole_checkpoint(checkpoint, keep=self.is_global_zero)
             with self._all_or_none():
                 if self.is_global_zero:
@@ -265,7 +266,7 @@ class ShardedStrategy(ModelParallelStrategy):
             like = likes.get(path, likes.get(path.rpartition("/")[0]))
             if like is None or not isinstance(value, Tensor) or value.shape != like.shape:
                 return value.clone() if isinstance(value, Tensor) else value  # out of the file
-            return own_part(value, like)
+            return local_shard(value, like)
 
         with reading(path):
             if Path(local_path).is_dir():

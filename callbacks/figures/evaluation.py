@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_warn
@@ -18,6 +19,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, CheckedArguments
+from ...common.tokenizers import decoded_text
 from .grid import Row, draw_rows, missing_glyphs
 
 Split = Literal["validation", "test"]
@@ -107,6 +109,26 @@ def open_image(data: Any, split: Split, sample_index: Tensor) -> Image:
     return image
 
 
+def heat_maps(trainer: Trainer, pl_module: Any, method: str, images: Sequence[Image], *tokens: Tensor) -> Any:
+    """Return the maps of a method of the module, in the precision of the Trainer.
+
+    Every process calls this, since processes that share a model's weights communicate.
+
+    Args:
+        trainer: Its datamodule prepares the images.
+        pl_module: The module.
+        method: Name of its method, which takes images [B, 3, H, W] and the tokens.
+        images: Images of any size.
+        *tokens: Token ids and masks [B, L].
+    """
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    device = pl_module.device
+    plugin = trainer.precision_plugin
+    tensors = torch.stack([data.eval_transform(image) for image in images]).to(device)
+    with plugin.forward_context():
+        return getattr(pl_module, method)(plugin.convert_input(tensors), *(ids.to(device) for ids in tokens))
+
+
 def evenly_spread(total: int, count: int) -> list[int]:
     """Return at most `count` evenly spread indices below `total`, the first and the last among them."""
     count = min(count, total)
@@ -121,7 +143,7 @@ def token_ids(result: Any, text: int) -> Tensor:
 
 def captions_of(data: Any, split: Split, result: Any, texts: Sequence[int]) -> list[str]:
     """Return texts as the datamodule's `captions(split, sample_index)` has them, else as the model read them."""
-    read = [_text(data.tokenizer, result, text) for text in texts]
+    read = [decoded_text(data.tokenizer, token_ids(result, text)) for text in texts]
     matches = result.matches
     if matches is None or not hasattr(data, "captions"):
         return read
@@ -139,12 +161,6 @@ def captions_of(data: Any, split: Split, result: Any, texts: Sequence[int]) -> l
     return read
 
 
-def _text(tokenizer: Any, result: Any, text: int) -> str:
-    """Return a text as the model read it, unknown words included."""
-    ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
-    return str(tokenizer.decode([number for number in token_ids(result, text).tolist() if number not in ends]))
-
-
 def shows_figures(trainer: Trainer) -> bool:
     """Return whether a logger of the run shows figures."""
     return any(isinstance(logger, KINDS) for logger in trainer.loggers)
@@ -154,11 +170,6 @@ def log_figure(trainer: Trainer, name: str, figure: Figure) -> None:
     """Show a figure in each logger under the current step; only rank 0 calls this.
 
     Beside a CSV log it is the file `figures/<name>-step<n>.png`.
-
-    Args:
-        trainer: The Trainer.
-        name: Such as "val/retrieval".
-        figure: The figure.
     """
     step = trainer.global_step
     for logger in trainer.loggers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -12,7 +11,7 @@ from typing_extensions import override
 from ...common.errors import UserError
 from ...common.ranges import COUNT
 from ...metrics.finite import NOTHING, best
-from .evaluation import EvaluationFigures, NoFigureError, Split, evenly_spread, open_image
+from .evaluation import EvaluationFigures, NoFigureError, Split, evenly_spread, heat_maps, open_image
 from .grid import CHOSEN, RIGHT, Panel, Row
 
 
@@ -55,10 +54,10 @@ class PredictionFigures(EvaluationFigures):
             except (UserError, ValueError, AttributeError) as error:  # deleted since, or a datamodule of other data
                 raise NoFigureError(f"a sample could not be opened: {error}") from error
             names = getattr(data, "class_names", None)
-            said = "no finite probability"
+            title = "no finite probability"
             if predicted != NOTHING:
-                said = f"{names[predicted] if names else predicted}  {probabilities[predicted]:.0%}"
-            panels = [Panel(image, said, predicted == label) for image in images]
+                title = f"{names[predicted] if names else predicted}  {probabilities[predicted]:.0%}"
+            panels = [Panel(image, title, predicted == label) for image in images]
             rows.append(Row(text, f"label: {names[label] if names else label}", panels))
         return rows
 
@@ -91,7 +90,6 @@ class AnswerFigures(EvaluationFigures):
 
     @override
     def rows(self, trainer: Trainer, pl_module: Any, split: Split) -> list[Row]:
-        # Every process computes the maps, since processes that share a model's weights communicate.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
         order = result.sample_index.argsort()
@@ -103,26 +101,20 @@ class AnswerFigures(EvaluationFigures):
         texts = [data.question(split, index) for index in indices]
         encoded = data.encoded_questions(texts)
         best = data.encode_answers([result.answers[number][0] for number in chosen_rows])
-        images = torch.stack([data.eval_transform(image) for image in shown])
-        plugin = trainer.precision_plugin
-        device = pl_module.device
-        with plugin.forward_context():
-            maps: Tensor = pl_module.answer_maps(
-                plugin.convert_input(images.to(device)),
-                encoded["input_ids"].to(device),
-                encoded["attention_mask"].to(device),
-                best["answer_ids"].to(device),
-            )
+        tokens = (encoded["input_ids"], encoded["attention_mask"], best["answer_ids"])
+        maps: Tensor = heat_maps(trainer, pl_module, "answer_maps", shown, *tokens)
         rows = []
         for number, index, text, image, heat in zip(
             chosen_rows, indices, texts, shown, maps.float().cpu(), strict=True
         ):
             top = list(zip(result.answers[number], result.probabilities[number].tolist(), strict=True))[: self.top]
             note = "; ".join(f"{answer} {probability:.0%}" for answer, probability in top)
-            given = ", ".join(dict.fromkeys(data.given_answers(split, index)))
-            asked = f"{text} (given: {given})" if given else text
+            human_answers = ", ".join(dict.fromkeys(data.given_answers(split, index)))
+            question = f"{text} (given: {human_answers})" if human_answers else text
             right = float(result.accuracy[number]) > 0
-            rows.append(Row(asked, note, [Panel(image, top[0][0], right), Panel(image, "where it looked", heat=heat)]))
+            rows.append(
+                Row(question, note, [Panel(image, top[0][0], right), Panel(image, "where it looked", heat=heat)])
+            )
         return rows
 
 
@@ -150,19 +142,14 @@ class GroundingFigures(EvaluationFigures):
 
     @override
     def rows(self, trainer: Trainer, pl_module: Any, split: Split) -> list[Row]:
-        # Every process computes the maps, since processes that share a model's weights communicate.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
         chosen_rows = evenly_spread(len(result.sample_index), self.texts)
         index = result.sample_index[chosen_rows]
         texts = [" ".join(captions) for captions in data.captions(split, index.tolist())]
         shown = [open_image(data, split, one) for one in index]
-        plugin = trainer.precision_plugin
-        device = pl_module.device
-        images = plugin.convert_input(torch.stack([data.eval_transform(image) for image in shown]).to(device))
-        encoded = {name: tensor.to(device) for name, tensor in data.encoder()(texts).items()}
-        with plugin.forward_context():
-            maps = pl_module.grounding_maps(images, encoded["input_ids"], encoded["attention_mask"])
+        encoded = data.encoder()(texts)
+        maps = heat_maps(trainer, pl_module, "grounding_maps", shown, encoded["input_ids"], encoded["attention_mask"])
         rows = []
         for row, (number, text, image) in enumerate(zip(chosen_rows, texts, shown, strict=True)):
             right = (result.right[number], RIGHT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
@@ -18,6 +17,7 @@ from .evaluation import (
     Split,
     captions_of,
     evenly_spread,
+    heat_maps,
     open_image,
     token_ids,
 )
@@ -58,7 +58,6 @@ class WordMapFigures(EvaluationFigures):
 
     @override
     def rows(self, trainer: Trainer, pl_module: Any, split: Split) -> list[Row]:
-        # Every process computes the maps, since processes that share a model's weights communicate.
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         result: Any = pl_module.evaluation.result
         if result.matches is None:
@@ -67,16 +66,9 @@ class WordMapFigures(EvaluationFigures):
         owners = result.matches.text_image_id[texts]
         images = (result.matches.image_id == owners[:, None]).int().argmax(1)
         shown = [open_image(data, split, index) for index in result.sample_index[images]]
-        tensors = torch.stack([data.eval_transform(image) for image in shown])
-        plugin = trainer.precision_plugin
-        device = pl_module.device
+        tokens = (result.input_ids[texts], result.attention_mask[texts])
         try:
-            with plugin.forward_context():
-                maps: Tensor = pl_module.word_maps(
-                    plugin.convert_input(tensors.to(device)),
-                    result.input_ids[texts].to(device),
-                    result.attention_mask[texts].to(device),
-                )
+            maps: Tensor = heat_maps(trainer, pl_module, "word_maps", shown, *tokens)
         except (UserError, ValueError) as error:  # this model has no maps
             raise NoFigureError(str(error)) from error
         rows = []
@@ -101,7 +93,7 @@ def content_words(tokens: Sequence[str], special: set[str]) -> list[tuple[str, l
         tokens: Word pieces; "##" marks a piece that continues a word.
         special: Tokens that are not words.
     """
-    words: Annotated[list[tuple[str, list[int]]], COUNT] = []
+    words: list[tuple[str, list[int]]] = []
     for position, token in enumerate(tokens):
         if token in special:
             continue

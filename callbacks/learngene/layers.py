@@ -66,12 +66,7 @@ _RULES: dict[str, Rule] = {}
 
 
 def register_rule(method: str, rule: Rule) -> None:
-    """Register the rule of a method.
-
-    Args:
-        method: name of the method, which is stored in files.
-        rule: rule of its learngenes.
-    """
+    """Register the rule of a method."""
     _RULES[method] = rule
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,21 +14,15 @@ from typing_extensions import override
 
 from ...common.ranges import COUNT, CheckedArguments
 from ...metrics.finite import highest
-from .rows import PredictionRowsWriter, gather_rows
-
-
-class _Best(NamedTuple):
-    """The most probable classes [N, k] and their probabilities."""
-
-    labels: Tensor
-    probabilities: Tensor
+from .rows import PredictionRowsWriter
 
 
 class ClassesWriter(CheckedArguments, PredictionRowsWriter):
     """Write the most probable classes; null where no probability is finite."""
 
     returned = ("probabilities",)
-    written = "their classes are"
+    empty = (torch.zeros(0, 1, dtype=torch.long), torch.zeros(0, 1))  # classes [N, k], and their probabilities
+    content = "the most probable classes"
 
     def __init__(
         self, top_k: Annotated[int, COUNT] = 5, folder: str | None = None, class_names: list[str] | None = None
@@ -38,22 +32,17 @@ class ClassesWriter(CheckedArguments, PredictionRowsWriter):
         self.class_names = class_names
 
     @override
-    def kept(self, outputs: dict[str, Any]) -> _Best:
-        probabilities = outputs["probabilities"].float()
-        best = highest(probabilities, self.top_k)
-        return _Best(best.indices.cpu(), best.values.cpu())
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
+        best = highest(outputs["probabilities"].float(), self.top_k)
+        return best.indices.cpu(), best.values.cpu()
 
     @override
-    def gathered(self, batches: Sequence[_Best]) -> _Best:
-        labels = gather_rows([best.labels for best in batches], torch.zeros(0, 1, dtype=torch.long))
-        return _Best(labels, gather_rows([best.probabilities for best in batches], torch.zeros(0, 1)))
-
-    @override
-    def columns(self, gathered: _Best, order: Tensor, trainer: Trainer) -> dict[str, Any]:
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        top_labels, top_probabilities = (values[order] for values in gathered)
         names = self.class_names or getattr(getattr(trainer, "datamodule", None), "class_names", None)
-        finite = gathered.probabilities[order].isfinite()
-        labels = pa.array(gathered.labels[order].flatten().numpy(), mask=~finite.flatten().numpy())
-        probabilities = pa.array(gathered.probabilities[order].flatten().numpy(), mask=~finite.flatten().numpy())
+        finite = top_probabilities.isfinite()
+        labels = pa.array(top_labels.flatten().numpy(), mask=~finite.flatten().numpy())
+        probabilities = pa.array(top_probabilities.flatten().numpy(), mask=~finite.flatten().numpy())
         starts = np.arange(len(finite) + 1, dtype=np.int32) * finite.shape[1]
         best = labels.take(pa.array(starts[:-1]))
         return {

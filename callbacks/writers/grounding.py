@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from .rows import PredictionRowsWriter, gather_rows
+from .rows import PredictionRowsWriter
 
 _NUMBERS = ("itm_box", "itm_score", "itc_box", "itc_score")
 
@@ -34,22 +34,18 @@ class GroundingWriter(PredictionRowsWriter):
     """
 
     returned = ("ref_id", *_NUMBERS)
+    empty = (torch.zeros(0, dtype=torch.long), torch.zeros(0, 1, dtype=torch.float64))
     file = "boxes.parquet"
-    written = "the boxes of their texts are"
+    content = "the boxes of their texts"
 
     @override
-    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
         columns = [outputs[name].double().cpu() for name in _NUMBERS]
         numbers = torch.cat([column if column.ndim == 2 else column[:, None] for column in columns], 1)
         return outputs["sample_index"].cpu(), torch.cat([outputs["ref_id"].double().cpu()[:, None], numbers], 1)
 
     @override
-    def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        index = gather_rows([index for index, _ in batches], torch.zeros(0, dtype=torch.long))
-        return index, gather_rows([numbers for _, numbers in batches], torch.zeros(0, 1, dtype=torch.float64))
-
-    @override
-    def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
         index = gathered[0][order]
         numbers = gathered[1][order].numpy().reshape(len(order), -1)
         data: Any = getattr(trainer, "datamodule", None)

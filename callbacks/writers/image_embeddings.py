@@ -10,7 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from typing_extensions import override
 
-from .rows import PredictionRowsWriter, gather_rows
+from .rows import PredictionRowsWriter
 
 ORIGIN = b"tower"
 """Entry of the file's metadata with the description of what made its embeddings, in JSON."""
@@ -34,23 +34,16 @@ class ImageEmbeddingWriter(PredictionRowsWriter):
     """
 
     returned = ("image_id", "embedding")
+    empty = (torch.zeros(0, dtype=torch.long), torch.zeros(0, 1))
     file = "embeddings.parquet"
-    written = "one embedding of each is"
+    content = "embeddings"
 
     @override
-    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
         return outputs["image_id"].cpu(), outputs["embedding"].float().cpu()
 
     @override
-    def gathered(self, batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        ids, embeddings = (
-            gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long)),
-            [features for _, features in batches],
-        )
-        return ids, gather_rows(embeddings, torch.zeros(0, 1))
-
-    @override
-    def columns(self, gathered: tuple[Tensor, Tensor], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
         ids, embeddings = gathered
         # Of one width, so that no offset can grow too large for its type.
         rows = pa.FixedSizeListArray.from_arrays(embeddings[order].numpy().reshape(-1), embeddings.shape[1])

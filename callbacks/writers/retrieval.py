@@ -19,6 +19,7 @@ from typing_extensions import override
 from ...common.errors import UserError
 from ...common.files import replacing
 from ...common.ranges import COUNT, CheckedArguments
+from ...common.tokenizers import decoded_text
 from ...metrics.finite import highest, non_finite_last
 from .rows import prediction_folder
 
@@ -179,25 +180,19 @@ def _images(result: Any, data: Any) -> _Side:
 
 
 def _texts(result: Any, data: Any) -> _Side:
-    given: list[str] | None = getattr(data, "predict_texts", None)
+    predict_texts: list[str] | None = getattr(data, "predict_texts", None)
+    tokenizer = getattr(data, "tokenizer", None)
     listed = result.text_index >= 0
-    total = len(given) if given is not None else max([-1, *result.text_index.tolist()]) + 1
+    total = len(predict_texts) if predict_texts is not None else max([-1, *result.text_index.tolist()]) + 1
     numbers = result.text_index.clone()
     numbers[~listed] = torch.arange(total, total + int((~listed).sum()))
-    names = [
-        given[number] if given is not None and number < total else _decoded(ids[mask.bool()], data)
-        for number, ids, mask in zip(numbers.tolist(), result.input_ids, result.attention_mask, strict=True)
-    ]
+    names: list[str | None] = []
+    for number, ids, mask in zip(numbers.tolist(), result.input_ids, result.attention_mask, strict=True):
+        if predict_texts is not None and number < total:
+            names.append(predict_texts[number])
+        else:
+            names.append(None if tokenizer is None else decoded_text(tokenizer, ids[mask.bool()]))
     return _Side(_TEXT, result.text_features, numbers, names, numbers.argsort())
-
-
-def _decoded(ids: Tensor, data: Any) -> str | None:
-    """Return a text as the model read it, unknown words included."""
-    tokenizer = getattr(data, "tokenizer", None)
-    if tokenizer is None:
-        return None
-    ends = {getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "sep", "pad", "bos", "eos")}
-    return str(tokenizer.decode([number for number in ids.tolist() if number not in ends]))
 
 
 def _write(file: Path, schema: pa.Schema, blocks: Iterator[dict[str, Any]]) -> None:

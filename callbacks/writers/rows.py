@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from ...common.errors import UserError
 from ...common.files import replacing
-from ..distributed.collectives import gather_uneven
+from ..distributed.collectives import gather_texts, gather_uneven
 
 
 def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
@@ -24,12 +24,7 @@ def prediction_folder(trainer: Trainer, folder: str | None) -> Path:
 
 
 def write_table(table: Any, file: Path) -> None:
-    """Write a table atomically, and make its folder.
-
-    Args:
-        table: Table of pyarrow.
-        file: Path of the file.
-    """
+    """Write a table atomically, and make its folder."""
     with replacing(file) as staged:
         pq.write_table(table, staged)
 
@@ -43,7 +38,7 @@ class PredictionRowsWriter(Callback):
     The columns of the subclass follow. The file is written atomically. Every process holds all rows in main memory.
 
     A subclass defines what `predict_step` returns beside `sample_index` or `text_index`, long [B], and how these values
-    are gathered and written. Batches of the other kind are skipped.
+    are written. Batches of the other kind are skipped.
 
     Args:
         folder: Folder of the file, by default `predictions` in the Trainer's `default_root_dir`.
@@ -51,27 +46,31 @@ class PredictionRowsWriter(Callback):
 
     of_texts = False
     returned: tuple[str, ...]
+    empty: tuple[Tensor | None, ...]
+    """What `kept` returns, without rows: [0], or [0, 1] for rows of any width; None for texts."""
     file: str
-    written: str
-    """Description of the file's content in the log line."""
+    content: str
+    """Name of what the file holds, for the log line."""
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
         self.folder = folder
         self._index: list[Tensor] = []
-        self._kept: list[Any] = []
+        self._kept: list[Sequence[Any]] = []
 
     @abstractmethod
-    def kept(self, outputs: dict[str, Any]) -> Any:
-        """Return the values of a batch to keep in main memory."""
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
+        """Return the values of a batch to keep in main memory, tensors and lists of texts in the order of `empty`."""
 
     @abstractmethod
-    def gathered(self, batches: Sequence[Any]) -> Any:
-        """Return the values of all processes, by rank; called in every process, also without batches."""
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+        """Return columns of pyarrow or numpy by name: the gathered values at the indices `order`.
 
-    @abstractmethod
-    def columns(self, gathered: Any, order: Tensor, trainer: Trainer) -> dict[str, Any]:
-        """Return columns of pyarrow or numpy by name: the gathered values at the indices `order`."""
+        Args:
+            gathered: Values of all processes, by rank, in the order of `empty`.
+            order: Indices of the rows, long [N].
+            trainer: The Trainer.
+        """
 
     @override
     def on_predict_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -103,7 +102,7 @@ class PredictionRowsWriter(Callback):
     @override
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         index = gather_rows(self._index, torch.zeros(0, dtype=torch.long))
-        gathered = self.gathered(self._kept)
+        gathered = [self._gathered(position, none) for position, none in enumerate(self.empty)]
         self._index = []
         self._kept = []
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -114,7 +113,13 @@ class PredictionRowsWriter(Callback):
         table = pa.table({number: index[order].numpy(), **names, **self.columns(gathered, order, trainer)})
         file = prediction_folder(trainer, self.folder) / self.file
         write_table(table.replace_schema_metadata(self.metadata(pl_module)), file)
-        rank_zero_info(f"{len(index)} {'texts' if self.of_texts else 'images'}: {self.written} in {file}.")
+        rank_zero_info(f"{len(index)} {'texts' if self.of_texts else 'images'}: wrote {self.content} to {file}.")
+
+    def _gathered(self, position: int, none: Tensor | None) -> Tensor | list[str]:
+        batches = [values[position] for values in self._kept]
+        if none is not None:
+            return gather_rows(batches, none)
+        return gather_texts([text for texts in batches for text in texts])
 
     def _names(self, trainer: Trainer, numbers: list[int]) -> dict[str, pa.Array]:
         data: Any = getattr(trainer, "datamodule", None)

@@ -12,10 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.files import replacing
-from ..distributed.collectives import gather_texts
-from .rows import PredictionRowsWriter, gather_rows, prediction_folder
-
-_Kept = tuple[Tensor, list[list[str]], list[str], list[str]]
+from .rows import PredictionRowsWriter, prediction_folder
 
 
 class AnswerWriter(PredictionRowsWriter):
@@ -37,26 +34,17 @@ class AnswerWriter(PredictionRowsWriter):
     """
 
     returned = ("question", "question_id", "answers", "probabilities")
+    empty = (torch.zeros(0, 1), None, None, None)
     file = "answers.parquet"
-    written = "an answer to the question of each is"
+    content = "answers"
 
     @override
-    def kept(self, outputs: dict[str, Any]) -> _Kept:
-        probabilities = outputs["probabilities"].float().cpu()
-        return probabilities, outputs["answers"], outputs["question"], outputs["question_id"]
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
+        answers = [text for top in outputs["answers"] for text in top]
+        return outputs["probabilities"].float().cpu(), answers, outputs["question"], outputs["question_id"]
 
     @override
-    def gathered(self, batches: Sequence[_Kept]) -> tuple[Tensor, list[str], list[str], list[str]]:
-        probabilities = gather_rows([batch[0] for batch in batches], torch.zeros(0, 1))
-        answers = gather_texts([text for batch in batches for top in batch[1] for text in top])
-        questions = gather_texts([text for batch in batches for text in batch[2]])
-        numbers = gather_texts([text for batch in batches for text in batch[3]])
-        return probabilities, answers, questions, numbers
-
-    @override
-    def columns(
-        self, gathered: tuple[Tensor, list[str], list[str], list[str]], order: Tensor, trainer: Trainer
-    ) -> dict[str, Any]:
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
         probabilities, answers, questions, numbers = gathered
         width = probabilities.shape[1]
         indices = order.tolist()
@@ -97,20 +85,16 @@ class CaptionWriter(PredictionRowsWriter):
     """
 
     returned = ("image_id", "caption")
+    empty = (torch.zeros(0, dtype=torch.long), None)
     file = "captions.parquet"
-    written = "one caption of each is"
+    content = "captions"
 
     @override
-    def kept(self, outputs: dict[str, Any]) -> tuple[Tensor, list[str]]:
+    def kept(self, outputs: dict[str, Any]) -> Sequence[Any]:
         return outputs["image_id"].cpu(), outputs["caption"]
 
     @override
-    def gathered(self, batches: Sequence[tuple[Tensor, list[str]]]) -> tuple[Tensor, list[str]]:
-        ids = gather_rows([ids for ids, _ in batches], torch.zeros(0, dtype=torch.long))
-        return ids, gather_texts([text for _, texts in batches for text in texts])
-
-    @override
-    def columns(self, gathered: tuple[Tensor, list[str]], order: Tensor, trainer: Trainer) -> dict[str, Any]:
+    def columns(self, gathered: Sequence[Any], order: Tensor, trainer: Trainer) -> dict[str, Any]:
         ids, captions = gathered
         texts = pa.array([captions[index] for index in order.tolist()], "string")
         return {"image_id": ids[order].numpy(), "caption": texts}

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.files import link_or_copy
 from ...common.names import did_you_mean
-from ...common.private_api import ends_after_epoch, save_if_new, saves_in_this_epoch
+from ...common.private_api import save_if_new
 
 DEFAULT_MONITOR = "val/recall_mean"
 
@@ -56,7 +56,7 @@ class BestCheckpoint(ModelCheckpoint):
             **kwargs,
         )
         self._warned = False
-        self._validated = False
+        self._has_validated = False  # in this fit
         self._earlier: dict[str, Path] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -107,17 +107,17 @@ class BestCheckpoint(ModelCheckpoint):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save as Lightning does, if the metric was logged."""
-        self._validated = self._validated or not trainer.sanity_checking
+        self._has_validated |= trainer.state.fn == "fit" and not trainer.sanity_checking
         if trainer.sanity_checking or self._metric_is_logged(trainer):
             super().on_validation_end(trainer, pl_module)
 
     def _metric_is_logged(self, trainer: Trainer) -> bool:
         names = [str(name) for name in trainer.callback_metrics]
-        if self.monitor is None or self.monitor in names or not saves_in_this_epoch(self, trainer):
+        if self.monitor is None or self.monitor in names or not self._saves_in_this_epoch(trainer):
             return True
-        if not self._validated and trainer.enable_validation:
+        if not self._has_validated and trainer.enable_validation:
             return False  # the first validation of this run is still to come
-        if self.monitor != DEFAULT_MONITOR and self._validated:
+        if self.monitor != DEFAULT_MONITOR and self._has_validated:
             raise UserError(
                 f"Expected a metric that the module logs as checkpoint.monitor, got {self.monitor!r}: "
                 f"{did_you_mean(self.monitor, names)}"
@@ -129,6 +129,12 @@ class BestCheckpoint(ModelCheckpoint):
                 "another metric with --checkpoint.monitor, or switch this off with --checkpoint.save_top_k 0."
             )
         return False
+
+    def _saves_in_this_epoch(self, trainer: Trainer) -> bool:
+        if trainer.state.fn != "fit" or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return False
+        every = max(self.every_n_epochs or 1, 1)
+        return (trainer.current_epoch + 1) % every == 0
 
 
 class LastCheckpoint(ModelCheckpoint):
@@ -171,7 +177,7 @@ class LastCheckpoint(ModelCheckpoint):
         exchanges the weights there.
         """
         super().on_train_epoch_end(trainer, pl_module)
-        if ends_after_epoch(trainer):
+        if _ends_after_epoch(trainer):
             save_if_new(self, trainer)
 
 
@@ -209,3 +215,15 @@ class TypedOptimizerOptions(Callback):
                 scheduler.base_lrs = [
                     group.get("initial_lr", group["lr"]) for group in scheduler.optimizer.param_groups
                 ]
+
+
+def _ends_after_epoch(trainer: Trainer) -> bool:
+    """Return whether a training ends after the epoch that ends now, as Lightning (2.6.6) decides it.
+
+    The public `fit_loop.done` changes the loop's progress.
+    """
+    epochs: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+    steps_reached = 0 <= trainer.max_steps <= trainer.global_step
+    epochs_reached = trainer.max_epochs is not None and 0 <= trainer.max_epochs <= epochs
+    can_stop = epochs >= (trainer.min_epochs or 0) and trainer.global_step >= (trainer.min_steps or 0)
+    return steps_reached or epochs_reached or (trainer.should_stop and can_stop)

@@ -9,12 +9,12 @@ import re
 from argparse import SUPPRESS, Action
 from typing import Any
 
-from jsonargparse import DefaultHelpFormatter
+from jsonargparse import ActionSubCommands, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 from torch import nn
 from typing_extensions import override
 
-from ...common.class_arguments import class_bases, own_subclasses
+from ...common.class_arguments import class_bases, listed_subclasses
 from ...common.private_api import (
     groups_of_options,
     option_type,
@@ -59,7 +59,7 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
         # jsonargparse passes a null for a field of a group on as the word `None`, which is not YAML's null.
-        if isinstance(args, list) and not _has_subcommands(self):
+        if isinstance(args, list) and not subcommand_parsers(self):
             args = [f"{word.removesuffix('None')}null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
 
@@ -67,7 +67,7 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if shows_one_class(self):
             self.usage = SUPPRESS
-        elif not _has_subcommands(self):
+        elif not subcommand_parsers(self):
             self.usage = "%(prog)s [--config FILE.yaml ...] [--OPTION VALUE ...]"
             _shorten(self)
         for action in parser_actions(self):
@@ -76,8 +76,10 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
         return _plain(str(super().format_help(*args, **kwargs)))
 
 
-def _has_subcommands(parser: LightningArgumentParser) -> bool:
-    return any(action.dest == "subcommand" for action in parser_actions(parser))
+def subcommand_parsers(parser: LightningArgumentParser) -> dict[str, LightningArgumentParser]:
+    """Return the parsers of the subcommands by name, of the parser of the whole program; no others have any."""
+    choices = [action.choices for action in parser_actions(parser) if isinstance(action, ActionSubCommands)]
+    return dict(choices[0]) if choices else {}
 
 
 def _choices(action: Any) -> dict[str, type]:
@@ -85,7 +87,7 @@ def _choices(action: Any) -> dict[str, type]:
     bases = class_bases(option_type(action))
     if nn.Module in bases:  # a network of the user's own: any class
         return {}
-    return own_subclasses(bases, CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
+    return listed_subclasses(bases, CLASS_FOLDERS.get(action.dest.split(".")[0], ""))
 
 
 def _shorten(parser: LightningArgumentParser) -> None:

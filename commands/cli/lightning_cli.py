@@ -22,7 +22,7 @@ from . import defaults, mistakes, run_folder
 from .checkpoints import BestCheckpoint, LastCheckpoint, TypedOptimizerOptions
 from .command_line import as_config, read_command_line
 from .errors import usage_errors
-from .help import HelpfulParser
+from .help import HelpfulParser, subcommand_parsers
 from .links import apply_links
 from .lost_processes import lost_processes_reported
 from .run_config import SaveRunConfig
@@ -60,7 +60,7 @@ class VLightningCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line, with the hyper-parameters of the checkpoint, if any, as the first config file."""
         self.typed = typed = read_command_line(self.words)
-        subparser = self._subcommand_parsers.get(str(typed.subcommand), parser)
+        subparser = subcommand_parsers(parser).get(str(typed.subcommand), parser)
         mistakes.check_help(typed, subparser)
         path = run_folder.find_checkpoint(typed)
         self.saved = read_saved_run(path) if path else None

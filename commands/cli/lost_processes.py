@@ -173,9 +173,10 @@ class WatchedLauncher(SubprocessScriptLauncher):
             self._call_children_scripts()
             threading.Thread(target=self.watch, name="process-watch", daemon=True).start()
         if "OMP_NUM_THREADS" not in os.environ:  # as Lightning's launchers do
-            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            torch.set_num_threads(max(1, processors // self.num_processes))
-            os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
+            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            threads = max(1, cpus // self.num_processes)
+            torch.set_num_threads(threads)
+            os.environ["OMP_NUM_THREADS"] = str(threads)
         return function(*args, **kwargs)
 
     def statuses(self) -> dict[int, int | None]:

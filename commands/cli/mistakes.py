@@ -47,7 +47,7 @@ def check_help(typed: Typed, parser: ArgumentParser) -> None:
         bases = class_bases(hints[option])
         name = typed.lookup(option.removeprefix("--"))
         if bases and name is None:
-            names = ", ".join(sorted(class_arguments.own_subclasses(bases)))
+            names = ", ".join(sorted(class_arguments.listed_subclasses(bases)))
             raise UserError(f"Expected the name of a class after {option}, got none: use one of {names or 'your own'}.")
         if bases and isinstance(reason := find_class(str(name), bases), str):
             raise UserError(f"Expected a class for {option}, got {name!r}: {reason}")

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...callbacks import gather
-from ...callbacks.private_api import DispatchMode
 from ...callbacks.speed import CountFlops
+from ...common.private_api import DispatchMode
 from ...lightning_modules.core.counting import gpu_attention, without_values
 
 PRECISIONS = {

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...callbacks.distributed.collectives import keep_from_ddp
-from ...common.checked_loading import CheckedLoading
+from ...common.checked_loading import CheckedLoading, load_plain
 from ...common.errors import UserError
 from ...common.files import run_folder_of
 from ...common.preprocessing import recorded_preprocessing
-from ...common.private_api import load_plain
 from ...common.ranges import CheckedArguments
 from ..core.checkpoints import (
     CLASS_KEY,

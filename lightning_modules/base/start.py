@@ -6,8 +6,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import LearningRateFinder, WeightAveraging
 
-from ...callbacks.private_api import averaged_module
 from ...common.errors import UserError
+from ...common.private_api import averaged_model
 from ..core.trainers import callbacks_of, trainer_of
 
 
@@ -111,7 +111,7 @@ def refuse_stale_averages(module: LightningModule) -> None:
     """
     count = len(list(module.parameters()))
     for callback in callbacks_of(module):
-        if isinstance(callback, WeightAveraging) and len(list(averaged_module(callback).parameters())) != count:
+        if isinstance(callback, WeightAveraging) and len(list(averaged_model(callback).module.parameters())) != count:
             raise UserError(
                 f"Expected EMACallback with a {type(module).__name__} that loads a frozen network, got Lightning's "
                 f"{type(callback).__name__}, which copied the module before: use EMACallback."

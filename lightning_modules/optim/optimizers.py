@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from lightning import Trainer
-from lightning.fabric.plugins.precision.amp import _optimizer_handles_unscaling
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import GradClipAlgorithmType
 from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+
+from ...common.private_api import unscales_gradients
 
 _DECAYS = 1.0  # any number except 0, for which timm would make one group
 
@@ -130,7 +131,7 @@ def clip_unscaled(trainer: Trainer, optimizer: Optimizer, clip_val: int | float 
         Whether the optimizer is of this kind; otherwise Lightning clips.
     """
     plugin = trainer.precision_plugin
-    if not clip_val or not isinstance(plugin, MixedPrecision) or not _optimizer_handles_unscaling(optimizer):
+    if not clip_val or not isinstance(plugin, MixedPrecision) or not unscales_gradients(optimizer):
         return False
     if plugin.scaler is not None:
         plugin.scaler.unscale_(optimizer)

@@ -1,4 +1,4 @@
-"""Zero-shot accuracies in whole runs: over processes, sharded, from the command line, and without an effect on training."""
+"""Zero-shot accuracies in whole runs: over processes, sharded, from the command line, without an effect on training."""
 
 import os
 import random

@@ -10,7 +10,7 @@ from support.methods.methods import METHODS
 from support.methods.tiny_modules import trainer
 from support.runs.distributed import rank_trainer, whole_state
 from vlightning.callbacks import AtomicCheckpointIO, SkipNonFiniteSteps
-from vlightning.callbacks.private_api import is_batch_norm
+from vlightning.callbacks.modules import is_batch_norm
 from vlightning.callbacks.stopping import act_last
 from vlightning.lightning_modules.mobileclip.range_augment import RangeAugment
 
