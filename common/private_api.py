@@ -93,9 +93,10 @@ def set_launcher(strategy: Any, launcher: Any) -> None:
 def validates_next(trainer: Any) -> bool:
     """Return whether a validation follows the current batch: Lightning's decision depends on six settings.
 
-    Its argument is for training steps that take the iterator of the loader (`dataloader_iter`). Not requested yet.
+    Its argument tells training steps that take the iterator of the loader (`dataloader_iter`). Not requested yet.
     """
-    return bool(trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(None))
+    fetcher = trainer.fit_loop._data_fetcher
+    return bool(trainer.enable_validation and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher))
 
 
 def steps_taken(trainer: Any) -> int:
