@@ -6,8 +6,9 @@ python benchmarks/hardware.py
 import logging
 
 from vlightning import callbacks, lightning_modules
-from vlightning.commands.plan.configuration import read, start, steps_of
+from vlightning.commands.plan.configuration import read, steps_of
 from vlightning.commands.plan.estimate import estimate
+from vlightning.commands.plan.module import start
 from vlightning.common.gpus import GPUS
 
 PROCESSES, PRECISION, MFU = 8, "bf16-mixed", 0.4

@@ -19,8 +19,8 @@ from rivals import images_of
 from runs import release, train
 from setting import Setting, Table
 
-from vlightning.commands.plan.configuration import start
 from vlightning.commands.plan.estimate import estimate
+from vlightning.commands.plan.module import start
 
 SLICE = 64
 WAYS = ("whole", f"slices of {SLICE}")

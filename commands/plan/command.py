@@ -9,9 +9,10 @@ from ...common.errors import UserError
 from ...common.gpus import GPU, GPUS
 from ...common.names import did_you_mean
 from ...lightning_modules.core.frozen import without_weights
-from .configuration import Planned, has_plan, read, start, steps_of
+from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, Layout, estimate, line, memory_lines
+from .module import has_plan, start
 from .reinforcement import is_reinforcement, plan_reinforcement
 from .remedies import remedies
 

@@ -1,20 +1,15 @@
 """The configuration of a `vlightning fit` and its module, without data, weights and a run folder."""
 
 import warnings
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import Namespace
 
 from ...common.absent_network import absent_networks
-from ...lightning_modules.base.method import Method
-from ...lightning_modules.core.frozen import without_weights
 from ..cli.lightning_cli import VLightningCLI, open_cli
 from ..cli.links import apply_links
 from ..cli.typed_values import Schedule
-
-_HALF = (0.5, 0.5, 0.5)
 
 
 class Planned(NamedTuple):
@@ -91,44 +86,6 @@ def build_without_weights(cli: Any) -> Any:
         # A network of the user's own may load weights in its constructor, with a warning for each of its tensors.
         warnings.filterwarnings("ignore", ".*copying from a non-meta parameter")
         return build(cli, "model")
-
-
-def pretend_run(module: Any) -> None:
-    """Let a module find a Trainer in the middle of a run, and log nothing."""
-    loop = SimpleNamespace(epoch_loop=SimpleNamespace(total_batch_idx=1))
-    module.pretended_run = SimpleNamespace(  # referred to here, since Lightning keeps a weak reference
-        datamodule=SimpleNamespace(preprocessing={"mean": _HALF, "std": _HALF}),
-        callbacks=[],
-        strategy=SimpleNamespace(restore_checkpoint_after_setup=False),
-        num_training_batches=1,
-        fit_loop=loop,
-        global_step=1,
-        max_steps=2,
-        estimated_stepping_batches=2,
-        world_size=1,
-        is_global_zero=True,
-        sanity_checking=False,
-    )
-    module.trainer = module.pretended_run
-    module.log = module.log_dict = lambda *_, **__: None
-
-
-def has_plan(cls: type[Any]) -> bool:
-    """Return whether a method defines an `example_batch`, which a plan needs."""
-    return issubclass(cls, Method) and cls.trains and cls.example_batch is not Method.example_batch
-
-
-def start(module: Method) -> None:
-    """Build what a fit builds, without data and weights.
-
-    Raises:
-        UserError: If its sizes depend on the data.
-    """
-    pretend_run(module)
-    with without_weights():
-        module.start_example()
-    module.configure_model()
-    module.train()
 
 
 def steps_of(planned: Planned, batch: int) -> int | None:

@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import nn
 
-from .configuration import Planned, read, start
+from .configuration import Planned, read
 from .estimate import USABLE, Estimate, Layout, estimate
+from .module import start
 
 LEAST_SLICE = 8
 """Least `micro_batch_size` that is tried: smaller slices keep a GPU idle."""

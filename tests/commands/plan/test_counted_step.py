@@ -10,7 +10,6 @@ from torch import nn
 from support.methods.methods import OTHERS
 from support.methods.random_batches import NAMES, random_rows, small
 from support.methods.tasks import KINDS, tiny_task
-from vlightning.commands.plan.configuration import has_plan, pretend_run
 from vlightning.commands.plan.counted_step import (
     count_step,
     fake_tensors,
@@ -18,6 +17,7 @@ from vlightning.commands.plan.counted_step import (
     optimizer_bytes,
 )
 from vlightning.commands.plan.estimate import sizes_of
+from vlightning.commands.plan.module import has_plan, pretend_run
 
 ROWS = 48  # activations exceed the rest
 

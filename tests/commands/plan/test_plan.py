@@ -9,9 +9,10 @@ from open_clip import create_model
 
 from support.runs.command_line import run
 from vlightning import callbacks, lightning_modules
-from vlightning.commands.plan.configuration import Planned, has_plan, read, start
+from vlightning.commands.plan.configuration import Planned, read
 from vlightning.commands.plan.counted_step import count_step, fake_tensors, make_fake
 from vlightning.commands.plan.estimate import USABLE, Estimate, Layout, Sizes, quadratic, sizes_of
+from vlightning.commands.plan.module import has_plan, start
 from vlightning.commands.plan.remedies import remedies
 from vlightning.common.gpus import GPUS
 from vlightning.datamodules.reinforced.reinforcement import stored_bytes
