@@ -12,6 +12,7 @@ from fsspec.core import url_to_fs  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 from lightning.fabric.plugins.collectives.torch_collective import default_pg_timeout
 from lightning.pytorch import Trainer
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
@@ -90,7 +91,6 @@ class ShardedStrategy(ModelParallelStrategy):
         )
         self.activation_checkpointing = activation_checkpointing
         self.save_distributed_checkpoint = save_distributed_checkpoint
-        self.checkpoint_io = AtomicCheckpointIO()  # a plugin of the Trainer replaces it
 
     @override
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -129,6 +129,8 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @override
     def setup_environment(self) -> None:
+        if type(self.checkpoint_io) is TorchCheckpointIO:  # Lightning's default
+            self.checkpoint_io = AtomicCheckpointIO()
         if self.save_distributed_checkpoint and getattr(self.checkpoint_io, "asynchronous", False):
             raise UserError(
                 "Expected AtomicCheckpointIO without asynchronous for checkpoints that are folders, whose completion "
