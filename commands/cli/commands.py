@@ -12,9 +12,11 @@ from ...common.messages import silence_noise
 from ...common.shown import shown
 from ..data.command import run_data
 from ..demo.command import run_demo
+from ..embed.command import run_embed
 from ..evaluate.command import run_evaluate
 from ..export.command import run_export, run_push
 from ..plan.command import run_plan
+from ..search.command import run_search
 from .errors import readable_errors
 from .lightning_cli import open_cli
 from .run_checkpoints import resolved
@@ -65,6 +67,8 @@ COMMANDS = {
     "convert": run_convert,
     "plan": run_plan,
     "data": run_data,
+    "embed": run_embed,
+    "search": run_search,
     "evaluate": run_evaluate,
     "demo": run_demo,
 }

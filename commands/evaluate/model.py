@@ -43,6 +43,8 @@ class ImageTextModel:
         encoder: Texts to token ids; None for a published model, whose module maps no words.
         logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
             features were not trained with a temperature.
+        token_ids: Texts to the token ids, long [T, L], that `texts` encodes.
+        preprocessing: What `transform` and `finish` do.
     """
 
     name: str
@@ -55,6 +57,8 @@ class ImageTextModel:
     note: str | None = None
     encoder: Encoder | None = None
     logit_scale: float = 1.0
+    token_ids: Callable[[Sequence[str]], Tensor] | None = None
+    preprocessing: Preprocessing | None = None
 
     @property
     def device(self) -> torch.device:
@@ -111,15 +115,28 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
 def _published(found: PublishedCLIP) -> ImageTextModel:
     network, tokenizer = found.network, found.tokenizer
 
+    def token_ids(given: Sequence[str]) -> Tensor:
+        return tokenizer(list(given))
+
     def texts(given: Sequence[str]) -> Tensor:
-        features: Tensor = network.encode_text(tokenizer(list(given)).to(next(network.parameters()).device))
+        features: Tensor = network.encode_text(token_ids(given).to(next(network.parameters()).device))
         return features
 
     name = f"{found.model} ({found.weights})"
     prepared = _prepared(found.preprocessing)
     logit_scale = getattr(network, "logit_scale", None)
     scale = 1.0 if logit_scale is None else float(logit_scale.exp())
-    return ImageTextModel(name, network, network.encode_image, texts, *prepared, found.sha256, logit_scale=scale)
+    return ImageTextModel(
+        name,
+        network,
+        network.encode_image,
+        texts,
+        *prepared,
+        found.sha256,
+        logit_scale=scale,
+        token_ids=token_ids,
+        preprocessing=found.preprocessing,
+    )
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
@@ -216,7 +233,13 @@ def _of_module(
         features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(given).items()})
         return features
 
-    prepared = _prepared(Preprocessing.from_dict(recorded, repr(source)))
+    def token_ids(given: Sequence[str]) -> Tensor:
+        return encoder(given)["input_ids"]
+
+    preprocessing = Preprocessing.from_dict(recorded, repr(source))
+    prepared = _prepared(preprocessing)
     fingerprint = Frozen(module).fingerprint()
     note, scale = module.evaluation_note, module.similarity_scale()
-    return ImageTextModel(source, module, images, texts, *prepared, fingerprint, note, encoder, scale)
+    return ImageTextModel(
+        source, module, images, texts, *prepared, fingerprint, note, encoder, scale, token_ids, preprocessing
+    )
