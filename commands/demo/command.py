@@ -34,6 +34,11 @@ def parser_of_demo() -> argparse.ArgumentParser:
     add("--weights", help="a tag of open_clip's or a file, for a model's name")
     add("--images", required=True, help="folder of the images; folders in it are searched too")
     add(
+        "--store",
+        help="store of `vlightning embed`, which answers in place of embedding the folder; those of its images that "
+        "are in the folder are shown",
+    )
+    add(
         "--captions",
         help="text file with a caption a line, or JSON, JSON lines or CSV with captions under `caption`; by default "
         "such a table in the folder of the images",

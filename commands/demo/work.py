@@ -12,9 +12,10 @@ from ..evaluate.encoding import Loading
 from ..evaluate.image_sets import given_texts
 from ..evaluate.model import load_model
 from .folder import captions_beside, read_captions, read_folder
-from .index import embed_captions, embed_folder
+from .index import Searched, embed_captions, embed_folder
 from .search import Search
 from .server import bound, serve
+from .stored import stored_folder
 
 
 def work(typed: argparse.Namespace) -> str:
@@ -38,7 +39,10 @@ def work(typed: argparse.Namespace) -> str:
         model = load_model(typed.model, typed.weights)
         model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         cache = index_cache(typed.cache)
-        images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
+        if typed.store:
+            images: Searched = stored_folder(model, folder, typed.store)
+        else:
+            images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
         search = Search(model, folder, images, embed_captions(model, captions, cache))
         serve(search, source, classes, address)
     return "Stopped."

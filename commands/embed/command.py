@@ -15,7 +15,10 @@ def run_embed(words: list[str]) -> str:
     Raises:
         UserError: If an argument is wrong, the data or the model cannot be used, or the folder holds another store.
     """
-    typed, others = parser_of_embed().parse_known_args(words)
+    # Not by the parser, which would take the value of one of the data's options for the model.
+    model = words[0] if words and not words[0].startswith("-") else None
+    typed, others = parser_of_embed().parse_known_args(words[0 if model is None else 1 :])
+    typed.model = model
     from .work import work  # the other commands need none of its imports
 
     return work(typed, others)
@@ -25,19 +28,21 @@ def parser_of_embed() -> argparse.ArgumentParser:
     """Return the parser of the arguments, of which those of the data are left."""
     parser = argparse.ArgumentParser(
         "vlightning embed",
+        usage="vlightning embed [MODEL] --output FOLDER [--config FILE.yaml ...] [--data.train pairs.csv ...]",
         description="Run the towers of a model once over a data set, and store the features: for trainings with locked "
         "towers (data.store), and for search. Options of the data are those of `vlightning fit`, such as --data.train "
-        "pairs.csv, or a config with them. A stopped command goes on where it was when it is given again.",
+        "pairs.csv, or a config with them. MODEL is a run's folder, a checkpoint, an export, local-dir:FOLDER, or a "
+        "model's name with --weights; without it the locked towers of the config's model run with its initial weights. "
+        "A stopped command goes on where it was when it is given again.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("model", help="a run's folder, a checkpoint, an export, local-dir:FOLDER, or a model's name with --weights")
     add("--weights", help="a tag of open_clip's, a file, or random (to try the command), for a model's name")
     add("--output", required=True, help="folder of the store")
     add("--config", action="append", default=[], help="a config with the data; may be repeated")
     add("--split", choices=("train", "validation", "test", "predict"), help="by default the first that has a source")
     add("--views", type=int, default=0, help="augmented views of each image, as training draws them; 0: the plain one")
-    add("--of", nargs="+", choices=("images", "texts"), default=["images", "texts"], help="by default both")
+    add("--of", nargs="+", choices=("images", "texts"), help="by default both, or those of locked towers")
     add("--seed", type=int, default=0, help="of the augmented views, as seed_everything of the training; 0")
     add("--shard_size", type=int, default=1000, help="rows of a file, which a killed process repeats at most; 1000")
     add("--batch_size", type=int, default=64, help="images, or texts, in a pass of a tower; 64")

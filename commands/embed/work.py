@@ -45,7 +45,14 @@ from ...datamodules.stores.shards import (
     write_shard,
 )
 from ...datamodules.transforms.normalize import in_pixels, normalization_of
-from ...lightning_modules.core.towers import tower_digests
+from ...lightning_modules.clip.stored import towers_of
+from ...lightning_modules.core.towers import (
+    locked_features,
+    tower_digest,
+    tower_digests,
+    trained_head,
+    weights_digest,
+)
 from ..evaluate.model import ImageTextModel, load_model
 from ..plan.configuration import build, parse_fit
 from .rows import EmbeddedRow, EmbeddedSet, as_list
@@ -119,13 +126,12 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
         strategy="ddp" if typed.devices * typed.num_nodes > 1 else "auto",
     )
     fabric.launch()
-    model = load_model(typed.model, typed.weights)
-    model.network.to(fabric.device)
     if rank() == 0:  # converts files, which the other processes then find
-        prepared = prepare(typed, words, model)
+        prepared = prepare(typed, words)
     fabric.barrier()
     if rank() != 0:
-        prepared = prepare(typed, words, model)
+        prepared = prepare(typed, words)
+    prepared.model.network.to(fabric.device)
     # All processes must see the same shards before one of them writes another.
     problem = _start(prepared) if rank() == 0 else None
     if problem := fabric.broadcast(problem):
@@ -148,13 +154,25 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
     return said
 
 
-def prepare(typed: argparse.Namespace, words: list[str], model: ImageTextModel) -> Embedding:
-    """Open the data, and describe what will be embedded.
+def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
+    """Load the model, open the data, and describe what will be embedded.
 
     Raises:
-        UserError: If the data cannot be used.
+        UserError: If the model or the data cannot be used.
     """
-    data = data_of([*(f"--config={config}" for config in typed.config), *words], model)
+    words = [*(f"--config={config}" for config in typed.config), *words]
+    if typed.model is None:
+        data, model, sides = configured(words)
+    else:
+        model = load_model(typed.model, typed.weights)
+        data = data_for(words, model)
+        sides = {side: (digest, True) for side, digest in tower_digests(model.network, model.sha256).items()}
+    kinds = typed.of or [f"{side}s" for side in sides]
+    if absent := [kind for kind in kinds if kind.removesuffix("s") not in sides]:
+        raise UserError(
+            f"Expected features of a tower that stays the same, got --of {absent[0]}: lock that tower (model.tuning), "
+            "or leave the option out."
+        )
     split = typed.split or next((name for name in _SPLITS if data.hparams.get(name) is not None), "train")
     table = data.open_split(split)
     if isinstance(table, CaptionRows):
@@ -164,13 +182,13 @@ def prepare(typed: argparse.Namespace, words: list[str], model: ImageTextModel) 
             f"Expected rows of images with texts in the {split} split, got "
             f"{'none' if table is None else 'a stream'}: set data.{split}, without data.streaming."
         )
-    texts = "texts" in typed.of and any(layout.caption is not None for layout in table.layouts)
-    if not texts and "images" not in typed.of:
+    texts = "texts" in kinds and any(layout.caption is not None for layout in table.layouts)
+    if not texts and "images" not in kinds:
         raise UserError(f"Expected captions in the {split} split, got none: leave out --of, or correct the column.")
     images = None
     transform: Any = None
     finish: Callable[[Tensor], Tensor] = model.finish
-    if "images" in typed.of:
+    if "images" in kinds:
         transform = model.transform
         if typed.views:
             given = data.train_transform
@@ -181,15 +199,15 @@ def prepare(typed: argparse.Namespace, words: list[str], model: ImageTextModel) 
             "seed": typed.seed if typed.views else None,
             "transform": type(data.train_transform).__name__ if typed.views else "plain",
             "preprocessing": transform_digest(_both(transform, finish), bool(typed.views)),
+            "projected": sides["image"][1],
         }
-    digests = tower_digests(model.network, model.sha256)
     settings = {
         "model": {
             "name": model.name,
             "model": typed.model,
             "weights": typed.weights or typed.model,
             "sha256": model.sha256,
-            **digests,
+            **{side: digest for side, (digest, _) in sides.items()},
         },
         "data": {
             "split": split,
@@ -198,7 +216,12 @@ def prepare(typed: argparse.Namespace, words: list[str], model: ImageTextModel) 
             "shard_size": typed.shard_size,
         },
         "images": images,
-        "texts": {"tokenizer": texts_digest(model.token_ids or _no_texts)} if texts else None,
+        "texts": {
+            "tokenizer": texts_digest(model.token_ids or _no_texts),
+            "projected": sides["text"][1],
+        }
+        if texts
+        else None,
     }
     return Embedding(
         model,
@@ -217,7 +240,7 @@ def prepare(typed: argparse.Namespace, words: list[str], model: ImageTextModel) 
     )
 
 
-def data_of(words: list[str], model: ImageTextModel) -> PairDataModule:
+def data_for(words: list[str], model: ImageTextModel) -> PairDataModule:
     """Build the datamodule of a fit, with the preprocessing that a model expects.
 
     Raises:
@@ -228,7 +251,62 @@ def data_of(words: list[str], model: ImageTextModel) -> PairDataModule:
         words = ["--data=ImageTextDataModule", *words]
     if "--config" not in given and "--model" not in given:
         words = ["--model=CLIPModule", *words]
+    expected = SimpleNamespace(expected_preprocessing=partial(_preprocessing, model))
+    return _with_module(_data_of(parse_fit(words)), expected)
+
+
+def configured(words: list[str]) -> tuple[PairDataModule, ImageTextModel, dict[str, tuple[str, bool]]]:
+    """Build the data and the module of a fit as it starts, for features of its locked towers.
+
+    Returns:
+        The data, the model, and of each locked tower its fingerprint and whether its features are projected.
+
+    Raises:
+        UserError: If there is none, or no tower is locked.
+    """
     cli = parse_fit(words)
+    data = _data_of(cli)
+    module = build(cli, "model")
+    locked: list[str] = getattr(module, "locked_towers", [])
+    if not locked:
+        raise UserError(
+            f"Expected a model before the options, or a config of one with locked towers, got {type(module).__name__} "
+            "without: give a run, an export or a model's name first, or set model.tuning.lock_image or lock_text."
+        )
+    module.load_initial_weights()
+    _with_module(data, module)
+    network = module.student
+    towers = towers_of(network)
+    encoder = data.encoder()
+
+    def images(pixels: Tensor) -> Tensor:
+        return locked_features(network.visual, network.encode_image, pixels)
+
+    def token_ids(texts: Sequence[str]) -> Tensor:
+        return encoder(texts)["input_ids"]
+
+    def texts(given: Sequence[str]) -> Tensor:
+        ids = token_ids(given).to(next(network.parameters()).device)
+        return locked_features(network.text, network.encode_text, ids)
+
+    sides = {side: (tower_digest(towers[side]), trained_head(towers[side]) is None) for side in locked}
+    module.eval().float()
+    plain = data.eval_transform
+    finish = normalization_of(plain) or _same
+    model = ImageTextModel(
+        f"{type(module).__name__} of the config",
+        network,
+        images,
+        texts,
+        in_pixels(plain),
+        finish,
+        weights_digest(network.state_dict().items()),
+        token_ids=token_ids,
+    )
+    return data, model, sides
+
+
+def _data_of(cli: Any) -> PairDataModule:
     if not (cli.config["fit"].get("data") or {}).get("class_path"):
         raise UserError("Expected data in the configs, got none: add --config with your data, or --data.train.")
     data = build(cli, "data")
@@ -237,10 +315,13 @@ def data_of(words: list[str], model: ImageTextModel) -> PairDataModule:
             f"Expected a datamodule of images with texts in files, such as ImageTextDataModule, got "
             f"{type(data).__name__}: give one of these."
         )
+    return data
+
+
+def _with_module(data: PairDataModule, module: Any) -> PairDataModule:
+    """Give a datamodule its module without a Trainer."""
     trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(expected_preprocessing=partial(_preprocessing, model)),
-        state=SimpleNamespace(fn="fit", status=None),
-        distributed_sampler_kwargs=None,
+        lightning_module=module, state=SimpleNamespace(fn="fit", status=None), distributed_sampler_kwargs=None
     )
     data.trainer = trainer
     return data

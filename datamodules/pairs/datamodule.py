@@ -9,10 +9,11 @@ from torch import nn
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
+from ..base.contract import LocksTowers, asked_of
 from ..base.decode import MAX_PIXELS
 from ..base.faults import Collated, Outcome
 from ..base.sampled import RowLoaders
-from ..base.samples import Reader
+from ..base.samples import Reader, TrainingSet
 from ..base.stages import Split
 from ..base.texts import TextDataModule
 from ..reading.layout import Layout
@@ -21,6 +22,7 @@ from ..reading.remote import RETRIES
 from ..reading.resolve import Sources, by_split
 from ..reading.stream import Stream
 from ..reading.table import PairTable
+from ..stores.store import FeatureStore
 from ..transforms.clip import pair_train_transform
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
@@ -31,6 +33,7 @@ from .samples import (
     PairRows,
     TrainingCollate,
 )
+from .stored import StoredCollate, StoredReader, StoredSet, check_preparation, check_rows, stored_towers
 from .streams import StreamLoaders
 
 
@@ -115,6 +118,8 @@ class ImageTextDataModule(PairDataModule):
             is unknown.
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
+        store: folder of a store of the training rows, which `vlightning embed` wrote: features of towers that the
+            module locks are read from it, and the towers do not run. Epoch e reads view e of an image.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
@@ -140,6 +145,7 @@ class ImageTextDataModule(PairDataModule):
         streaming: bool = False,
         samples_per_epoch: Annotated[int | None, COUNT] = None,
         shuffle_block: Annotated[int, COUNT] = 1024,
+        store: str | None = None,
         cache_dir: str | None = None,
         read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
@@ -155,6 +161,12 @@ class ImageTextDataModule(PairDataModule):
         self.image_size = image_size
         if streaming:
             self._check_streaming(train is not None)
+            if store is not None:
+                raise UserError(
+                    "Expected rows in random access with data.store, got data.streaming: leave out one of them."
+                )
+        self.store = None if store is None else FeatureStore(store)
+        self._towers: list[str] = []  # whose features are read from the store
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir, retries=read_retries),
@@ -179,6 +191,40 @@ class ImageTextDataModule(PairDataModule):
         if split == "train" and self.samples == "captions" and isinstance(rows, PairTable):
             return CaptionRows(rows)
         return rows
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, and check that the store is one of the training rows.
+
+        Raises:
+            UserError: If a split cannot be used, or the store is of other rows, images or texts.
+        """
+        super().setup(stage)
+        rows = self.opened_rows("train")
+        if self.store is None or stage != "fit" or rows is None:
+            return
+        module = asked_of(self.trainer, LocksTowers)  # type: ignore[type-abstract]
+        self._towers = stored_towers(self.store, [] if module is None else module.locked_towers)
+        check_rows(self.store, rows.table if isinstance(rows, CaptionRows) else rows)
+        check_preparation(self.store, self._towers, self.train_transform, self.eval_transform, self.encoder())
+
+    @property
+    def stored(self) -> dict[str, Any] | None:
+        """Model of the store, and fingerprints of the towers whose features batches hold; None without a store."""
+        if self.store is None or not self._towers:
+            return None
+        model = self.store.manifest["model"]
+        return {"model": model["name"], "towers": {tower: model[tower] for tower in self._towers}}
+
+    def training_set(self, rows: Any) -> TrainingSet:
+        """Return the dataset of training samples, with features from the store if there is one."""
+        if self.store is None:
+            return super().training_set(rows)
+        read = StoredReader(rows, self.worker_transform(training=True), self.encoder(), self.store, self._towers)
+        return StoredSet(len(rows), read, self.run_seed)
+
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Stack the images or their features, and encode their captions."""
+        return super().training_collate() if self.store is None else StoredCollate(self.encoder(), self._towers)
 
     @property
     def row_loaders(self) -> RowLoaders:

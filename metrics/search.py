@@ -1,0 +1,58 @@
+"""Exact search by cosine, block by block: the memory is that of a block, whatever the number of rows.
+
+Shapes: Q queries, N rows, E embedding dimension, k hits of a query.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .finite import non_finite_last
+
+
+class Hits(NamedTuple):
+    """The rows with the highest scores, best first; of equal scores the lower row.
+
+    Attributes:
+        row: long [Q, k].
+        score: float32 [Q, k].
+    """
+
+    row: Tensor
+    score: Tensor
+
+
+def exact_search(queries: Tensor, blocks: Iterable[tuple[Tensor, Tensor]], count: int) -> Hits:
+    """Return the rows with the highest dot products; non-finite ones are minus infinity, and the last.
+
+    Args:
+        queries: [Q, E].
+        blocks: numbers of rows, long [n], ascending over all blocks, and the rows [n, E].
+        count: number k of hits; all rows if there are fewer.
+    """
+    hits = Hits(torch.zeros(len(queries), 0, dtype=torch.long), torch.zeros(len(queries), 0))
+    for numbers, rows in blocks:
+        scores = non_finite_last(queries.float() @ rows.float().T)
+        # Only the best of a block can be among the best of all.
+        kept = _first(Hits(numbers.expand(len(queries), -1), scores), count)
+        hits = _first(Hits(torch.cat([hits.row, kept.row], 1), torch.cat([hits.score, kept.score], 1)), count)
+    return hits
+
+
+def _first(hits: Hits, count: int) -> Hits:
+    """Return the best of some hits, whose order is that of the rows where scores are equal."""
+    if hits.score.shape[1] > 4 * count:  # a stable sort of all would take most of the time
+        least = hits.score.topk(count, dim=1).values[:, -1:]
+        several = int((hits.score >= least).sum(1).max())  # more than `count` where scores are equal
+        columns = (hits.score >= least).int().topk(several, dim=1).indices.sort(dim=1).values
+        hits = Hits(hits.row.gather(1, columns), hits.score.gather(1, columns))
+    order = hits.score.argsort(dim=1, descending=True, stable=True)[:, :count]
+    return Hits(hits.row.gather(1, order), hits.score.gather(1, order))
+
+
+def search_recall(hits: Hits, exact: Hits) -> float:
+    """Return the share of the exact hits that a search has among its own, from 0 to 1."""
+    same = (exact.row[:, :, None] == hits.row[:, None, :]).any(2)
+    return float(same.double().mean())
