@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.data.colors import read_table, write_colors, write_table
 from support.methods.published import LENGTH, write_published
@@ -86,7 +87,7 @@ def trained(files, tuning, store=None, steps=-1, resumed=None, memory=None, more
         max_steps=steps,
         logger=False,
         callbacks=[kept, *more],
-        enable_checkpointing=False,
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
         enable_progress_bar=False,
         enable_model_summary=False,
     )
@@ -171,12 +172,11 @@ def test_images_need_not_exist_and_a_resumed_run_is_the_uninterrupted_one(files,
     moved = tmp_path / "images"
     moved.mkdir()
     (moved / "31.png").write_bytes((files / "images/31.png").read_bytes())  # one of those that are tried
-    whole, module, _ = trained(tmp_path, LIT, tmp_path / "views")
-    begun, _, trainer = trained(tmp_path, LIT, tmp_path / "views", steps=6)
-    trainer.save_checkpoint(tmp_path / "six.ckpt")
-    rest, again, _ = trained(tmp_path, LIT, tmp_path / "views", resumed=str(tmp_path / "six.ckpt"))
-    assert whole.samples == begun.samples + rest.samples
-    assert whole.losses == begun.losses + rest.losses
+    save = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=6, save_top_k=-1)  # in the middle of an epoch
+    whole, module, _ = trained(tmp_path, LIT, tmp_path / "views", more=[save])
+    rest, again, _ = trained(tmp_path, LIT, tmp_path / "views", resumed=str(tmp_path / "step=6.ckpt"))
+    assert whole.samples[6:] == rest.samples
+    assert whole.losses[6:] == rest.losses
     for one, other in zip(module.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
 
