@@ -21,6 +21,7 @@ def files(tmp_path_factory):
     ran = run(
         *("predict", "--model=ImageEmbeddingModule", f"--model.weights={folder}/model", "--data=ImageTextDataModule"),
         *(f"--data.predict={folder}/pairs.csv", "--data.num_workers=0", "--data.image_size=32"),
+        *("--data.tokenizer=clip", "--data.vocab_size=49408", "--data.max_tokens=8"),
         *("--trainer.accelerator=cpu", "--trainer.logger=false", f"--trainer.default_root_dir={folder}/run"),
     )
     assert ran.status == 0, ran.err

@@ -154,7 +154,7 @@ def stored(files, tmp_path_factory):
 def test_without_a_model_the_locked_towers_of_the_config_run(files, stored, tmp_path):
     common = ["--model=CLIPModule", f"--model.weights={files}/model", "--data=ImageTextDataModule"]
     common += ["--data.tokenizer=clip", "--data.vocab_size=49408", f"--data.max_tokens={LENGTH}"]
-    given = ["embed", *words(files, tmp_path / "store")[2:], *common]
+    given = ["embed", *common, *words(files, tmp_path / "store")[2:]]
     assert "or a config of one with locked towers" in run(*given).sentence
     ran = run(*given, "--model.tuning.lock_text=all")
     assert ran.status == 0, ran.err
