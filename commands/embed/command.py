@@ -43,7 +43,7 @@ def parser_of_embed() -> argparse.ArgumentParser:
     add("--split", choices=("train", "validation", "test", "predict"), help="by default the first that has a source")
     add("--views", type=int, default=0, help="augmented views of each image, as training draws them; 0: the plain one")
     add("--of", nargs="+", choices=("images", "texts"), help="by default both, or those of locked towers")
-    add("--seed", type=int, default=0, help="of the augmented views, as seed_everything of the training; 0")
+    add("--seed", type=int, help="of the augmented views; by default seed_everything of the config, or 0")
     add("--shard_size", type=int, default=1000, help="rows of a file, which a killed process repeats at most; 1000")
     add("--batch_size", type=int, default=64, help="images, or texts, in a pass of a tower; 64")
     add("--num_workers", type=int, default=2, help="loader workers of a process; 2")

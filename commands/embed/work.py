@@ -115,7 +115,9 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
     Raises:
         UserError: If an argument is wrong, the data or the model cannot be used, or the folder holds another store.
     """
-    for name, least in (("views", 0), ("shard_size", 1), ("batch_size", 1), ("num_workers", 0), ("seed", 0)):
+    if typed.seed is not None and typed.seed < 0:
+        raise UserError(f"Expected at least 0 after --seed, got {typed.seed}: increase it.")
+    for name, least in (("views", 0), ("shard_size", 1), ("batch_size", 1), ("num_workers", 0)):
         if getattr(typed, name) < least:
             raise UserError(f"Expected at least {least} after --{name}, got {getattr(typed, name)}: increase it.")
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
@@ -186,6 +188,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
     if not texts and "images" not in kinds:
         raise UserError(f"Expected captions in the {split} split, got none: leave out --of, or correct the column.")
     images = None
+    seed = data.run_seed if typed.seed is None else typed.seed
     transform: Any = None
     finish: Callable[[Tensor], Tensor] = model.finish
     if "images" in kinds:
@@ -196,7 +199,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             finish = normalization_of(given) or _same
         images = {
             "views": typed.views,
-            "seed": typed.seed if typed.views else None,
+            "seed": seed if typed.views else None,
             "transform": type(data.train_transform).__name__ if typed.views else "plain",
             "preprocessing": transform_digest(_both(transform, finish), bool(typed.views)),
             "projected": sides["image"][1],
@@ -231,7 +234,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
         finish,
         typed.views,
         texts,
-        typed.seed,
+        seed,
         typed.shard_size,
         typed.batch_size,
         typed.num_workers,
@@ -309,6 +312,10 @@ def configured(words: list[str]) -> tuple[PairDataModule, ImageTextModel, dict[s
 def _data_of(cli: Any) -> PairDataModule:
     if not (cli.config["fit"].get("data") or {}).get("class_path"):
         raise UserError("Expected data in the configs, got none: add --config with your data, or --data.train.")
+    arguments = cli.config["fit"]["data"]["init_args"]
+    seed = cli.config["fit"].get("seed_everything")
+    if arguments.get("seed") is None and isinstance(seed, int) and not isinstance(seed, bool):
+        arguments["seed"] = seed  # of which the views are drawn
     data = build(cli, "data")
     if not isinstance(data, PairDataModule) or not hasattr(data, "pairs"):
         raise UserError(

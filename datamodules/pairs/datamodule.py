@@ -165,7 +165,8 @@ class ImageTextDataModule(PairDataModule):
                 raise UserError(
                     "Expected rows in random access with data.store, got data.streaming: leave out one of them."
                 )
-        self.store = None if store is None else FeatureStore(store)
+        self._store_folder = store
+        self.store: FeatureStore | None = None  # opened for a fit, as evaluation needs none
         self._towers: list[str] = []  # whose features are read from the store
         self.pairs = PairSources(
             by_split(train, validation, test, predict),
@@ -200,8 +201,9 @@ class ImageTextDataModule(PairDataModule):
         """
         super().setup(stage)
         rows = self.opened_rows("train")
-        if self.store is None or stage != "fit" or rows is None:
+        if self._store_folder is None or stage != "fit" or rows is None:
             return
+        self.store = FeatureStore(self._store_folder)
         module = asked_of(self.trainer, LocksTowers)  # type: ignore[type-abstract]
         self._towers = stored_towers(self.store, [] if module is None else module.locked_towers)
         check_rows(self.store, rows.table if isinstance(rows, CaptionRows) else rows)

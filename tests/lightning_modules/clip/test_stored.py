@@ -179,6 +179,10 @@ def test_images_need_not_exist_and_a_resumed_run_is_the_uninterrupted_one(files,
     assert whole.losses[6:] == rest.losses
     for one, other in zip(module.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
+    shutil.rmtree(tmp_path / "views")  # evaluation does not read it
+    words = [f"--ckpt_path={tmp_path}/step=6.ckpt", f"--data.validation={files}/held_out.csv", "--trainer.logger=false"]
+    ran = run("validate", *words, "--trainer.accelerator=cpu")
+    assert ran.status == 0, ran.err
 
 
 def test_weights_of_sources_bad_rows_and_captions_as_rows(files, tmp_path):
