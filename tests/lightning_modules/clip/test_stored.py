@@ -180,9 +180,9 @@ def test_images_need_not_exist_and_a_resumed_run_is_the_uninterrupted_one(files,
     for one, other in zip(module.parameters(), again.parameters(), strict=True):
         assert torch.equal(one, other)
     shutil.rmtree(tmp_path / "views")  # evaluation does not read it
-    words = [f"--ckpt_path={tmp_path}/step=6.ckpt", f"--data.validation={files}/held_out.csv", "--trainer.logger=false"]
-    ran = run("validate", *words, "--trainer.accelerator=cpu")
-    assert ran.status == 0, ran.err
+    data = data_of(tmp_path, tmp_path / "views", validation=f"{files}/held_out.csv")
+    (metrics,) = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).validate(again, datamodule=data)
+    assert "val/recall_mean" in metrics
 
 
 def test_weights_of_sources_bad_rows_and_captions_as_rows(files, tmp_path):
