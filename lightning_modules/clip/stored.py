@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from torch.distributed.tensor import DTensor
+
 from ...common.errors import UserError
-from ..core.towers import has_stored_features, tower_digest
+from ..core.towers import has_stored_features, tower_digest, trained_head
 from ..core.trainers import datamodule_of
 
 
@@ -26,13 +28,21 @@ def check_stored(module: Any, network: Any) -> None:
         network: its pair of towers.
 
     Raises:
-        UserError: If a tower has other weights.
+        UserError: If a tower has other weights, or a projection that runs alone is sharded.
     """
     stored: Mapping[str, Any] | None = getattr(datamodule_of(module), "stored", None)
     if stored is None:
         return
     towers = towers_of(network)
     for side, record in stored["towers"].items():
+        head = trained_head(towers[side])
+        # FSDP2 gathers the weights of a projection when its tower runs, which it does not.
+        if head is not None and any(isinstance(weight, DTensor) for weight in head[1].parameters()):
+            raise UserError(
+                f"Expected a strategy that does not shard, such as ddp, with features before the projection of the "
+                f"{side} tower, got {type(module.trainer.strategy).__name__}: set trainer.strategy, or leave out "
+                "data.store."
+            )
         if tower_digest(towers[side]) != record:
             raise UserError(
                 f"Expected a store of this {side} tower as data.store, got features by other weights or behind another "
