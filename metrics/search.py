@@ -24,21 +24,22 @@ class Hits(NamedTuple):
     score: Tensor
 
 
-def exact_search(queries: Tensor, blocks: Iterable[tuple[Tensor, Tensor]], count: int) -> Hits:
-    """Return the rows with the highest dot products; non-finite ones are minus infinity, and the last.
+def exact_search(blocks: Iterable[tuple[Tensor, Tensor]], count: int) -> Hits:
+    """Return the rows with the highest scores; non-finite scores are minus infinity, and the last.
 
     Args:
-        queries: [Q, E].
-        blocks: numbers of rows, long [n], ascending over all blocks, and the rows [n, E].
+        blocks: numbers of rows, long [n], ascending over all blocks, and the scores of the queries with them [Q, n].
         count: number k of hits; all rows if there are fewer.
     """
-    hits = Hits(torch.zeros(len(queries), 0, dtype=torch.long), torch.zeros(len(queries), 0))
-    for numbers, rows in blocks:
-        scores = non_finite_last(queries.float() @ rows.float().T)
+    hits: Hits | None = None
+    for numbers, scores in blocks:
         # Only the best of a block can be among the best of all.
-        kept = _first(Hits(numbers.expand(len(queries), -1), scores), count)
-        hits = _first(Hits(torch.cat([hits.row, kept.row], 1), torch.cat([hits.score, kept.score], 1)), count)
-    return hits
+        best = _first(Hits(numbers.expand(len(scores), -1), non_finite_last(scores)), count)
+        both = (
+            best if hits is None else Hits(torch.cat([hits.row, best.row], 1), torch.cat([hits.score, best.score], 1))
+        )
+        hits = _first(both, count)
+    return Hits(torch.zeros(0, 0, dtype=torch.long), torch.zeros(0, 0)) if hits is None else hits
 
 
 def _first(hits: Hits, count: int) -> Hits:

@@ -511,9 +511,9 @@ def _finish(embedding: Embedding) -> str:
     settings = embedding.settings
     if settings["images"] is not None:
         views = max(embedding.views, 1)
-        settings["images"]["width"] = max(shard.images().shape[1] for shard in shards) // views
+        settings["images"]["width"] = max(shard.images.shape[1] for shard in shards) // views
     if settings["texts"] is not None:
-        settings["texts"]["width"] = shards[0].texts().shape[1]
+        settings["texts"]["width"] = shards[0].texts.shape[1]
     counts = {"unusable": dict(causes), "captions": caption_count(shards) if embedding.texts else 0}
     write_manifest(embedding.folder / MANIFEST, _manifest(embedding, complete=True, counts=counts))
     left = f", {bad} of them unusable ({_listed(causes)})" if bad else ""

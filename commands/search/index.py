@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ...common.errors import UserError
 from ...common.files import replacing
@@ -22,7 +21,7 @@ from ...metrics.search import Hits, exact_search, search_recall
 INDEXED_ABOVE = 100_000
 """Rows above which an index of usearch is faster than the exact search by more than its recall costs."""
 BLOCK = 16_384
-"""Rows in a block, 32 MiB of 512 dimensions."""
+"""Most rows in a block; a block is never larger than a shard."""
 INDEX = {"image": "images.usearch", "text": "texts.usearch"}
 PROBES = 100
 """Rows whose nearest rows are searched in both ways, for the recall of an index."""
@@ -51,6 +50,7 @@ class StoreSearch:
             )
         self.store = store
         self.side: Side = side
+        self._factors: list[np.ndarray] = []  # of each shard
         installed = find_spec("usearch") is not None
         if method == "index" and not installed:
             raise UserError("Expected the package usearch for an index, got none: pip install 'vlightning[search]'.")
@@ -59,33 +59,22 @@ class StoreSearch:
     def __len__(self) -> int:
         if self.side == "image":
             return len(self.store)
-        return sum(len(shard.texts()) for shard in self.store.shards)
+        return sum(len(shard.texts) for shard in self.store.shards)
 
-    def blocks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield numbers of rows [n], or of captions, and their unit-length features [n, E], in blocks."""
-        numbers: list[np.ndarray] = []
-        rows: list[np.ndarray] = []
+    def blocks(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield blocks of features: number of the first row or caption, features [n, E], factors to unit length [n].
+
+        The factor of a row without usable features is NaN. Features are those of the mapped file, without a copy.
+        """
         start = 0
-        for shard in self.store.shards:
-            features = shard.texts() if self.side == "text" else shard.images()[:, : self.store.width("image")]
+        for number, shard in enumerate(self.store.shards):
+            features = shard.texts if self.side == "text" else shard.images[:, : self.store.width("image")]
+            if number == len(self._factors):
+                self._factors.append(_factors(features))
             for first in range(0, len(features), BLOCK):
-                part = features[first : first + BLOCK]
-                if sum(map(len, rows)) + len(part) > BLOCK and rows:
-                    yield self._joined(numbers, rows)
-                    numbers = []
-                    rows = []
-                numbers.append(np.arange(start + first, start + first + len(part)))
-                rows.append(part)
+                part = slice(first, first + BLOCK)
+                yield start + first, features[part], self._factors[number][part]
             start += len(features)
-        if rows:
-            yield self._joined(numbers, rows)
-
-    def _joined(self, numbers: list[np.ndarray], rows: list[np.ndarray]) -> tuple[Tensor, Tensor]:
-        number = torch.from_numpy(np.concatenate(numbers))
-        features = torch.from_numpy(np.concatenate(rows))
-        # Rows with a fault are zeros.
-        usable = features.isfinite().all(1) & features.any(1)
-        return number[usable], normalize(features[usable], dim=-1)
 
     def search(self, queries: Tensor, count: int) -> Hits:
         """Return the rows, or the captions, with the highest cosines with unit-length queries [Q, E]."""
@@ -93,7 +82,14 @@ class StoreSearch:
 
     def exact(self, queries: Tensor, count: int) -> Hits:
         """Return what `search` does, from all features."""
-        return exact_search(queries, self.blocks(), count)
+        given = queries.float().numpy()
+        scores = (
+            (torch.arange(start, start + len(rows)), torch.from_numpy((given @ rows.T) * factors))
+            for start, rows, factors in self.blocks()
+        )
+        hits = exact_search(scores, count)
+        usable = int(hits.score.isfinite().sum(1).min()) if len(hits.score) else 0
+        return Hits(hits.row[:, :usable], hits.score[:, :usable])
 
     def _by_index(self, queries: Tensor, count: int) -> Hits:
         matches = self.index.search(queries.float().numpy(), min(count, len(self.index)))
@@ -102,8 +98,12 @@ class StoreSearch:
 
     def recall(self, count: int) -> float:
         """Return the share of exact hits of `PROBES` evenly spaced rows that the search has among its own."""
-        wanted = np.linspace(0, len(self) - 1, PROBES).astype(int)
-        parts = [rows[torch.from_numpy(np.isin(numbers.numpy(), wanted))] for numbers, rows in self.blocks()]
+        wanted = np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int))
+        parts = []
+        for start, rows, factors in self.blocks():
+            inside = wanted[(wanted >= start) & (wanted < start + len(rows))] - start
+            unit = rows[inside] * factors[inside, None]
+            parts.append(torch.from_numpy(unit[np.isfinite(unit).all(1)]))
         queries = torch.cat(parts)
         return search_recall(self.search(queries, count), self.exact(queries, count))
 
@@ -116,8 +116,9 @@ class StoreSearch:
         if self._is_current(path):
             return Index.restore(str(path), view=True)
         index = Index(ndim=self.store.width(self.side), metric="ip", dtype="f16")
-        for numbers, rows in self.blocks():
-            index.add(numbers.numpy(), rows.numpy())
+        for start, rows, factors in self.blocks():
+            usable = np.isfinite(factors)
+            index.add(np.arange(start, start + len(rows))[usable], rows[usable] * factors[usable, None])
         with replacing(path) as staged:
             index.save(str(staged))
         return Index.restore(str(path), view=True)
@@ -136,3 +137,11 @@ class StoreSearch:
         recall = self.recall(count)  # makes the index
         size = byte_size((self.store.folder / INDEX[self.side]).stat().st_size)
         return f"usearch's index of {what}, {size}; recall at {count} against the exact search: {recall:.4f}."
+
+
+def _factors(features: np.ndarray) -> np.ndarray:
+    """Return what scales features [n, E] to unit length, float32 [n]: NaN for zeros, which stand for a bad row."""
+    lengths = np.sqrt(np.einsum("ne,ne->n", features, features))
+    usable = np.isfinite(lengths) & (lengths > 0)
+    factors: np.ndarray = np.where(usable, 1 / np.where(usable, lengths, 1), np.nan).astype(np.float32)
+    return factors

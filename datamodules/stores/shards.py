@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -92,16 +93,19 @@ class Shard:
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
+    @cached_property
     def images(self) -> np.ndarray:
-        """Return the features of the images, float32 [N, K * D], without a copy."""
+        """The features of the images, float32 [N, K * D], without a copy."""
         return _matrix(self.batch.column(FEATURES))
 
+    @cached_property
     def texts(self) -> np.ndarray:
-        """Return the features of all captions, float32 [T, E], without a copy."""
+        """The features of all captions, float32 [T, E], without a copy."""
         return _matrix(self.batch.column(TEXT_FEATURES).values)
 
+    @cached_property
     def text_starts(self) -> np.ndarray:
-        """Return the position of the first caption of each row, and the number of captions, int32 [N + 1]."""
+        """The position of the first caption of each row, and the number of captions, int32 [N + 1]."""
         return np.asarray(self.batch.column(CAPTIONS).offsets.to_numpy())
 
     def captions(self, row: int) -> list[str]:
@@ -141,4 +145,4 @@ def counted(shard: Shard) -> Mapping[str, int]:
 
 def caption_count(shards: Sequence[Shard]) -> int:
     """Return the number of captions of shards."""
-    return sum(int(shard.text_starts()[-1]) for shard in shards)
+    return sum(int(shard.text_starts[-1]) for shard in shards)

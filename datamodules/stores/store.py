@@ -132,7 +132,7 @@ class FeatureStore:
         shard, position = self._locate(row)
         width = self.width("image")
         start = view % max(self.views, 1) * width
-        return torch.from_numpy(shard.images()[position, start : start + width].copy())
+        return torch.from_numpy(shard.images[position, start : start + width].copy())
 
     def text(self, row: int, caption: str) -> torch.Tensor | None:
         """Return the features [E] of a caption of a row; None if the row has no such caption."""
@@ -140,8 +140,8 @@ class FeatureStore:
         captions = shard.captions(position)
         if caption not in captions:
             return None
-        number = int(shard.text_starts()[position]) + captions.index(caption)
-        return torch.from_numpy(shard.texts()[number].copy())
+        number = int(shard.text_starts[position]) + captions.index(caption)
+        return torch.from_numpy(shard.texts[number].copy())
 
     def names(self) -> list[str]:
         """Return the path of the image of each row, or its source and row."""
@@ -164,6 +164,6 @@ class FeatureStore:
 
     @cached_property
     def _caption_starts(self) -> Sequence[int]:
-        counts = [int(shard.text_starts()[-1]) for shard in self.shards]
+        counts = [int(shard.text_starts[-1]) for shard in self.shards]
         starts: list[int] = np.cumsum([0, *counts]).tolist()
         return starts[:-1]

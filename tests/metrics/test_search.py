@@ -19,16 +19,15 @@ def test_hits_are_the_first_of_a_stable_sort_of_all(size, count):
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(-2, 3, (257, 3), generator=generator).float()  # many equal scores
     queries = torch.randint(-2, 3, (6, 3), generator=generator).float()
-    hits = exact_search(queries, blocks(rows, size), count)
     scores = queries @ rows.T
+    hits = exact_search(blocks(scores, size), count)
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :count]
     assert torch.equal(hits.row, order)
     assert torch.equal(hits.score, scores.gather(1, order))
 
 
 def test_rows_that_are_not_finite_come_last():
-    rows = torch.tensor([[1.0, torch.nan], [0.5, 0.0], [torch.inf, 0.0], [1.0, 0.0]])
-    hits = exact_search(torch.tensor([[1.0, 0.0]]), blocks(rows, 2), 4)
+    hits = exact_search(blocks(torch.tensor([[torch.nan, 0.5, torch.inf, 1.0]]), 2), 4)
     assert hits.row.tolist() == [[3, 1, 0, 2]]
 
 

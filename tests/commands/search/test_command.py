@@ -86,15 +86,14 @@ def test_above_a_number_of_rows_an_index_answers_with_its_recall(files, expected
     assert "pip install 'vlightning[search]'" in run("search", f"{files}/store", "dark", "--method=index").sentence
 
 
-def test_blocks_hold_each_row_once_whatever_their_size(files, monkeypatch):
-    search = StoreSearch(FeatureStore(files / "store"), "image")
-    whole = torch.cat([rows for _, rows in search.blocks()])
-    assert len(whole) == 31
+def test_hits_are_the_same_for_blocks_of_any_size(files, monkeypatch):
+    queries = load_model(f"local-dir:{files}/model").encode_texts(["dark", "full half half"])
+    whole = StoreSearch(FeatureStore(files / "store"), "image").search(queries, 40)
+    assert sorted(whole.row[0].tolist()) == [row for row in range(32) if row != 5]
     for size in (1, 3, 10):
         monkeypatch.setattr(index, "BLOCK", size)
-        numbers = torch.cat([numbers for numbers, _ in search.blocks()])
-        assert numbers.tolist() == [row for row in range(32) if row != 5]
-        assert torch.equal(torch.cat([rows for _, rows in search.blocks()]), whole)
+        hits = StoreSearch(FeatureStore(files / "store"), "image").search(queries, 40)
+        torch.testing.assert_close(hits.score, whole.score, atol=1e-6, rtol=0)
 
 
 def test_the_demo_answers_from_the_store(files, expected, tmp_path):
