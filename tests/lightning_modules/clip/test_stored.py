@@ -213,7 +213,7 @@ def test_weights_of_sources_bad_rows_and_captions_as_rows(files, tmp_path):
     cached, _, _ = trained(tmp_path, LIT, tmp_path / "store", **weighted)
     assert cached.samples == plain.samples
     captions, _, _ = trained(tmp_path, LIT, tmp_path / "store", samples="captions", **once)
-    assert len(captions.losses) == len(cached.losses)
+    assert len(captions.losses) == EPOCHS * 4
 
 
 def fit(files, *words):
