@@ -38,12 +38,12 @@ def work(typed: argparse.Namespace) -> str:
     else:
         queries = torch.cat([_image(model, file) for file in typed.queries])
     hits = search.search(queries, typed.count)
-    names = store.names() if typed.of == "image" else []
+    name_of = store.name if typed.of == "image" else store.caption_at
     lines = [search.described(typed.count)]
     for query, rows, scores in zip(typed.queries, hits.row.tolist(), hits.score.tolist(), strict=True):
         lines.append(f"{shown(query)}:")
         for row, score in zip(rows, scores, strict=True):
-            lines.append(f"  {score:.4f}  {shown(names[row] if names else store.caption_at(row))}")
+            lines.append(f"  {score:.4f}  {shown(name_of(row))}")
     return "\n".join(lines)
 
 

@@ -78,33 +78,36 @@ class FeatureStore:
         return {}
 
     def shard(self, number: int) -> Shard:
-        """Return a shard.
+        """Return a shard, which stays mapped.
 
         Raises:
             UserError: If it is missing or damaged, or has another number of rows.
         """
         if number not in self._shards:
-            path = shard_path(self.folder, number)
-            try:
-                shard = Shard(path)
-            except (OSError, pa.ArrowInvalid) as error:
-                raise UserError(
-                    f"Expected a shard of the store in {str(path)!r}, got a file that cannot be read "
-                    f"({type(error).__name__}): remove it, and give the command of the store again."
-                ) from error
-            rows = min(self.shard_size, len(self) - number * self.shard_size)
-            if len(shard) != rows:
-                raise UserError(
-                    f"Expected {rows} rows in {str(path)!r}, got {len(shard)}: remove the file, and give the command "
-                    "of the store again."
-                )
-            self._shards[number] = shard
+            self._shards[number] = self._mapped(number)
         return self._shards[number]
+
+    def _mapped(self, number: int) -> Shard:
+        path = shard_path(self.folder, number)
+        try:
+            shard = Shard(path)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(
+                f"Expected a shard of the store in {str(path)!r}, got a file that cannot be read "
+                f"({type(error).__name__}): remove it, and give the command of the store again."
+            ) from error
+        rows = min(self.shard_size, len(self) - number * self.shard_size)
+        if len(shard) != rows:
+            raise UserError(
+                f"Expected {rows} rows in {str(path)!r}, got {len(shard)}: remove the file, and give the command "
+                "of the store again."
+            )
+        return shard
 
     @property
     def shards(self) -> Iterator[Shard]:
-        """All shards, in their order."""
-        return (self.shard(number) for number in range(-(-len(self) // self.shard_size)))
+        """All shards, in their order; each is mapped for its turn only, so that no pass holds all of their pages."""
+        return (self._mapped(number) for number in range(-(-len(self) // self.shard_size)))
 
     def _locate(self, row: int) -> tuple[Shard, int]:
         number, position = divmod(row, self.shard_size)
@@ -142,6 +145,11 @@ class FeatureStore:
             return None
         number = int(shard.text_starts[position]) + captions.index(caption)
         return torch.from_numpy(shard.texts[number].copy())
+
+    def name(self, row: int) -> str:
+        """Return the path of the image of a row, or its source and row."""
+        shard, position = self._locate(row)
+        return str(shard.value(IMAGE, position))
 
     def names(self) -> list[str]:
         """Return the path of the image of each row, or its source and row."""
