@@ -31,6 +31,7 @@ from ...common.manifest import (
 from ...common.messages import say, warn
 from ...common.shown import shown
 from ...datamodules.base.loaders import inner_loader
+from ...datamodules.base.stages import Split
 from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.pairs.rows import CaptionRows
 from ...datamodules.reading.table import PairTable
@@ -57,7 +58,7 @@ from ..evaluate.model import ImageTextModel, load_model
 from ..plan.configuration import build, parse_fit
 from .rows import EmbeddedRow, EmbeddedSet, as_list
 
-_SPLITS = ("train", "validation", "test", "predict")
+_SPLITS: tuple[Split, ...] = ("train", "validation", "test", "predict")
 NOT_FINITE = "embedding not finite"
 
 
@@ -175,7 +176,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             f"Expected features of a tower that stays the same, got --of {absent[0]}: lock that tower (model.tuning), "
             "or leave the option out."
         )
-    split = typed.split or next((name for name in _SPLITS if data.hparams.get(name) is not None), "train")
+    split: Split = typed.split or next((name for name in _SPLITS if data.hparams.get(name) is not None), "train")
     table = data.open_split(split)
     if isinstance(table, CaptionRows):
         table = table.table

@@ -116,7 +116,7 @@ class CLIPModule(TwoTowers):
         check_length(batch["input_ids"], self.max_tokens)
         ids = self._ids(batch)
         # Features of a locked tower may come with the batch.
-        captions = {"text": batch.get("text_features", batch["input_ids"])}
+        captions = {"text": batch["text_features"] if "text_features" in batch else batch["input_ids"]}
         images = batch["image_features"] if "image_features" in batch else batch["image"]
         features = student_features(self.student, images, captions, self.memory.micro_batch_size)["text"]
         offset = rank() * len(features.image)
