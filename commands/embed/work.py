@@ -176,7 +176,8 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             f"Expected features of a tower that stays the same, got --of {absent[0]}: lock that tower (model.tuning), "
             "or leave the option out."
         )
-    split: Split = typed.split or next((name for name in _SPLITS if data.hparams.get(name) is not None), "train")
+    given: list[Split] = [name for name in _SPLITS if data.hparams.get(name) is not None]
+    split: Split = typed.split or (given or ["train"])[0]
     table = data.open_split(split)
     if isinstance(table, CaptionRows):
         table = table.table

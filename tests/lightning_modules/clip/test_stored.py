@@ -194,14 +194,8 @@ def test_weights_of_sources_bad_rows_and_captions_as_rows(files, tmp_path):
     write_table(tmp_path / "two.csv", rows[20:])
     shutil.copytree(files / "model", tmp_path / "model")
     sources = [f"{tmp_path}/one.csv", f"{tmp_path}/two.csv"]
-    embed(
-        tmp_path,
-        tmp_path / "store",
-        f"--views={EPOCHS}",
-        f"--seed={SEED}",
-        "--data.train+=" + sources[1],
-        table="one.csv",
-    )
+    views = [f"--views={EPOCHS}", f"--seed={SEED}"]
+    embed(tmp_path, tmp_path / "store", *views, tables=("one.csv", "two.csv"))
     once = {"train": sources, "max_bad_share": 0.2}
     plain, _, _ = trained(tmp_path, LIT, **once)
     cached, _, _ = trained(tmp_path, LIT, tmp_path / "store", **once)
