@@ -196,9 +196,9 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
     if "images" in kinds:
         transform = model.transform
         if typed.views:
-            given = data.train_transform
-            transform = in_pixels(given)
-            finish = normalization_of(given) or _same
+            augmented = data.train_transform
+            transform = in_pixels(augmented)
+            finish = normalization_of(augmented) or _same
         images = {
             "views": typed.views,
             "seed": seed if typed.views else None,
