@@ -6,11 +6,9 @@ import torch
 from vlightning.metrics.search import Hits, exact_search, search_recall
 
 
-def blocks(rows, size):
-    return (
-        (torch.arange(len(rows))[start : start + size], rows[start : start + size])
-        for start in range(0, len(rows), size)
-    )
+def blocks(scores, size):
+    numbers = torch.arange(scores.shape[1]).split(size)
+    return zip(numbers, scores.split(size, dim=1), strict=True)
 
 
 @pytest.mark.parametrize("size", [1, 7, 40, 1000])
