@@ -12,8 +12,10 @@ from torch import Tensor
 from .finite import non_finite_last
 
 RECALLS = (1, 5, 10)
-# Number of images whose similarities to all texts are in memory at a time: 1024 by 25,000 texts are 100 MB.
+_SCORES = 2**26
+"""Similarities that are in memory at a time, 256 MiB."""
 _CHUNK = 1024
+"""Images whose similarities to all texts are computed at a time, unless these are more than `_SCORES`."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,25 @@ def retrieval_ranks(image_features: Tensor, text_features: Tensor, matches: Matc
     """
     images = len(image_features)
     texts = len(text_features)
-    starts = range(0, images, _CHUNK)
     image_ranks = torch.full((images,), texts)
     best = torch.full((texts,), -torch.inf, dtype=image_features.dtype)
-    for rows in (slice(start, start + _CHUNK) for start in starts):
+    for rows in _blocks(images, texts):
         scores = _similarities(image_features[rows], text_features)
         match = matches.block(rows)
         image_ranks[rows] = _rank_of_best_match(scores, match, texts)
         best = torch.maximum(best, scores.masked_fill(~match, -torch.inf).amax(0))
     text_ranks = torch.zeros(texts, dtype=torch.long)
-    for rows in (slice(start, start + _CHUNK) for start in starts):
+    for rows in _blocks(images, texts):
         scores = _similarities(image_features[rows], text_features)
         match = matches.block(rows)
         text_ranks += ((scores >= best) & ~match).sum(0)
     return image_ranks, text_ranks.masked_fill(best == -torch.inf, images)
+
+
+def _blocks(images: int, texts: int) -> list[slice]:
+    """Return images in blocks whose similarities to all texts are held at a time."""
+    size = min(_CHUNK, max(_SCORES // max(texts, 1), 1))
+    return [slice(start, start + size) for start in range(0, images, size)]
 
 
 def _similarities(image_features: Tensor, text_features: Tensor) -> Tensor:
@@ -155,10 +162,10 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
     texts = len(text_features)
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no image at all
     near_images = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
-    for start in range(0, images, _CHUNK):
-        scores = _similarities(image_features[start : start + _CHUNK], text_features)
+    for rows in _blocks(images, texts):
+        scores = _similarities(image_features[rows], text_features)
         text_parts.append(scores.topk(min(k, texts), 1))
-        numbers = torch.arange(start, start + len(scores)).expand(texts, -1)
+        numbers = torch.arange(rows.start, rows.start + len(scores)).expand(texts, -1)
         similarity = torch.cat([near_images.similarity, scores.T], 1)
         best = similarity.topk(min(k, similarity.shape[1]), 1)
         near_images = Candidates(torch.cat([near_images.index, numbers], 1).gather(1, best.indices), best.values)
@@ -209,9 +216,12 @@ def chance_recalls(matches: Matches) -> dict[str, float]:
     """
     images = len(matches.image_id)
     texts = len(matches.text_image_id)
-    blocks = [matches.block(slice(start, start + _CHUNK)) for start in range(0, images, _CHUNK)]
-    of_images = torch.cat([block.sum(1) for block in blocks])
-    of_texts = torch.stack([block.sum(0) for block in blocks]).sum(0)
+    of_images = torch.zeros(images, dtype=torch.long)
+    of_texts = torch.zeros(texts, dtype=torch.long)
+    for rows in _blocks(images, texts):
+        block = matches.block(rows)
+        of_images[rows] = block.sum(1)
+        of_texts += block.sum(0)
     result = {}
     for direction, right, others in (("text_to_image", of_texts, images), ("image_to_text", of_images, texts)):
         misses = torch.ones(len(right), dtype=torch.float64)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -20,13 +18,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from ...common.errors import UserError
-from ...common.files import clear_leftovers, replacing
+from ...common.files import clear_leftovers
+from ...common.manifest import (
+    MANIFEST,
+    byte_size,
+    changed_software,
+    first_difference,
+    plain_json,
+    software_versions,
+    write_manifest,
+)
 from ...common.ranges import NOT_NEGATIVE, CheckedArguments, Range
 from .reinforced import LeftOut, Reinforced, ReinforcementData, Shard
 
-MANIFEST = "manifest.json"
-SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")
-"""Distributions that decide embeddings, captions and images."""
 _NAMED = 20  # samples without embeddings that an index names
 _WAITING = 4  # batches that may wait for the writing thread
 
@@ -143,7 +147,7 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                     f"{MANIFEST}: give another data.folder."
                 )
             if there:
-                self._compare(json.loads(path.read_text(encoding="utf-8")), _plain(settings), data.folder)
+                self._compare(json.loads(path.read_text(encoding="utf-8")), plain_json(settings), data.folder)
             clear_leftovers(data.folder)
             module = cast(Any, pl_module)
             self._check_space(data, data.bytes_per_sample(sum(module.widths), module.captions))
@@ -153,17 +157,13 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         return None
 
     def _compare(self, manifest: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
-        differing = sorted(_differences({name: manifest.get(name) for name in settings}, settings))
-        if differing:
-            name, old, new = differing[0]
-            more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+        if (differing := first_difference(manifest, settings)) is not None:
+            name, old, new, more = differing
             raise UserError(
                 f"Expected {name} {old}, with which the shards in {str(folder)!r} were made, got {new}{more}: give "
                 "another data.folder, or the settings of those shards."
             )
-        saved = manifest.get("software", {})
-        now = _software()
-        if changed := [f"{name} {saved.get(name)} (now {now[name]})" for name in now if saved.get(name) != now[name]]:
+        if changed := changed_software(manifest):
             rank_zero_warn(f"The existing shards were made with other software: {', '.join(changed)}.")
 
     def _check_space(self, data: ReinforcementData, each: float) -> None:
@@ -171,13 +171,13 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         needed = rows * each
         free = shutil.disk_usage(data.folder).free
         total = data.shard_rows(data.shards - 1).stop
-        summary = f"{rows:,} of {total:,} samples, about {_size(needed)} in {str(data.folder)!r}"
+        summary = f"{rows:,} of {total:,} samples, about {byte_size(needed)} in {str(data.folder)!r}"
         if needed > free:
             raise UserError(
-                f"Expected room for {summary}, got {_size(free)} of free space: make room, or store less "
+                f"Expected room for {summary}, got {byte_size(free)} of free space: make room, or store less "
                 "(data.embeddings pth.gz, fewer data.augmentations)."
             )
-        rank_zero_info(f"To be reinforced: {summary}; {_size(free)} are free.")
+        rank_zero_info(f"To be reinforced: {summary}; {byte_size(free)} are free.")
 
     # Each batch, in the thread
 
@@ -250,9 +250,8 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         return {"samples": checked, "least_cosine": least}
 
     def _write_manifest(self, path: Path, settings: dict[str, Any], complete: bool, **counts: Any) -> None:
-        content = {"format": 1, "complete": complete, **settings, "software": _software(), **counts}
-        with replacing(path) as staged:
-            staged.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        software = software_versions()
+        write_manifest(path, {"format": 1, "complete": complete, **settings, "software": software, **counts})
 
 
 class _OpenShard:
@@ -310,34 +309,3 @@ def _cosines(new: Tensor, old: Tensor, widths: list[int]) -> Tensor:
     """Return cosines [rows, teachers]; embeddings stored in bfloat16 are not exactly of unit length."""
     pairs = zip(new.float().split(widths, 1), old.float().split(widths, 1), strict=True)
     return torch.stack([torch.cosine_similarity(one, other, dim=1) for one, other in pairs], 1)
-
-
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield the names of differing settings, with both values."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in old.keys() | new.keys():
-            yield from _differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for number, (one, other) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(one, other, f"{name}[{number}]")
-    elif old != new:
-        yield name, old, new
-
-
-def _plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as they are read from a JSON file."""
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
-    return plain
-
-
-def _software() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
-    return versions | {name: version(name) for name in SOFTWARE}
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"

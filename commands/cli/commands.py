@@ -16,6 +16,8 @@ COMMANDS = {
     "convert": "export",
     "plan": "plan",
     "data": "data",
+    "embed": "embed",
+    "search": "search",
     "evaluate": "evaluate",
     "demo": "demo",
 }

@@ -55,7 +55,11 @@ OPTIONS = {
     "fit validate test predict": "--config --ckpt_path --print_config --help --model.help --data.help --compile",
     "plan": "--config --devices --gpu --batch --mfu --precision --steps --help",
     "data": "--config --limit --out --help",
-    "demo": "--model --weights --images --captions --classes --port --cache --batch_size --num_workers --device --help",
+    "embed": "--weights --output --config --split --views --of --seed --shard_size --batch_size --num_workers "
+    "--accelerator --devices --num_nodes --help",
+    "search": "--by --of --count --method --model --weights --device --help",
+    "demo": "--model --weights --images --store --captions --classes --port --cache --batch_size --num_workers "
+    "--device --help",
 }
 
 SCRIPT = """\

@@ -12,9 +12,10 @@ from ..evaluate.encoding import Loading
 from ..evaluate.image_sets import texts_or_lines
 from ..evaluate.model import load_model
 from .folder import captions_beside, read_captions, read_folder
-from .index import embed_captions, embed_folder
+from .index import Searched, embed_captions, embed_folder
 from .search import Search
 from .server import bound, serve
+from .stored import stored_folder
 
 
 def parser_of_demo() -> argparse.ArgumentParser:
@@ -29,6 +30,11 @@ def parser_of_demo() -> argparse.ArgumentParser:
     add("--model", required=True, help="a run's folder, a checkpoint, an export, or a model's name with --weights")
     add("--weights", help="a tag of open_clip's or a file, for a model's name")
     add("--images", required=True, help="folder of the images; folders in it are searched too")
+    add(
+        "--store",
+        help="store of `vlightning embed`, which answers in place of embedding the folder; those of its images that "
+        "are in the folder are shown",
+    )
     add(
         "--captions",
         help="text file with a caption a line, or JSON, JSON lines or CSV with captions under `caption`; by default "
@@ -64,7 +70,10 @@ def run_demo(words: list[str]) -> str:
         model = load_model(typed.model, typed.weights)
         model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         cache = index_cache(typed.cache)
-        images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
+        if typed.store:
+            images: Searched = stored_folder(model, folder, typed.store)
+        else:
+            images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
         search = Search(model, folder, images, embed_captions(model, captions, cache))
         serve(search, source, classes, address)
     return "Stopped."

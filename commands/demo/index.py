@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,17 @@ from ..evaluate.row_sets import NamedImages
 from .folder import ImageFolder, Stamp
 
 _BLOCK = 2048  # images between two writes of the file, so that a stopped embedding goes on
+
+
+class Searched(Protocol):
+    """Things that are searched by a text or an image."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the things."""
+
+    def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
+        """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ..evaluate.classified_folder import TEMPLATES
 from ..evaluate.encoding import encode_classes, encode_texts
 from ..evaluate.model import ImageTextModel
 from .folder import ImageFolder, small
-from .index import Index
+from .index import Index, Searched
 
 SHOWN = 12  # images of an answer
 _RERANKED = 24  # images that a matching head reorders, of which the first are shown
@@ -56,7 +56,7 @@ class Search:
 
     model: ImageTextModel
     folder: ImageFolder
-    images: Index
+    images: Searched
     captions: Index
     why_no_maps: str | None = field(init=False)
     order: str | None = field(init=False, default=None)

@@ -43,6 +43,8 @@ class ImageTextModel:
         encoder: Texts to token ids; None for a published model, whose module maps no words.
         logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
             features were not trained with a temperature.
+        token_ids: Texts to the token ids, long [T, L], that `texts` encodes.
+        preprocessing: What `transform` and `finish` do.
     """
 
     name: str
@@ -55,6 +57,8 @@ class ImageTextModel:
     note: str | None = None
     encoder: Encoder | None = None
     logit_scale: float = 1.0
+    token_ids: Callable[[Sequence[str]], Tensor] | None = None
+    preprocessing: Preprocessing | None = None
 
     @property
     def device(self) -> torch.device:
@@ -116,8 +120,11 @@ def _published(published: PublishedCLIP) -> ImageTextModel:
     network = published.network
     tokenizer = published.tokenizer
 
+    def token_ids(texts: Sequence[str]) -> Tensor:
+        return tokenizer(list(texts))
+
     def encode(texts: Sequence[str]) -> Tensor:
-        features: Tensor = network.encode_text(tokenizer(list(texts)).to(next(network.parameters()).device))
+        features: Tensor = network.encode_text(token_ids(texts).to(next(network.parameters()).device))
         return features
 
     logit_scale = getattr(network, "logit_scale", None)
@@ -129,6 +136,8 @@ def _published(published: PublishedCLIP) -> ImageTextModel:
         *_prepared(published.preprocessing),
         published.sha256,
         logit_scale=1.0 if logit_scale is None else float(logit_scale.exp()),
+        token_ids=token_ids,
+        preprocessing=published.preprocessing,
     )
 
 
@@ -213,14 +222,20 @@ def _from_module(
         features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(texts).items()})
         return features
 
+    def token_ids(texts: Sequence[str]) -> Tensor:
+        return encoder(texts)["input_ids"]
+
+    preprocessing = Preprocessing.from_dict(recorded, repr(source))
     return ImageTextModel(
         source,
         module,
         encode_images,
         encode_texts,
-        *_prepared(Preprocessing.from_dict(recorded, repr(source))),
+        *_prepared(preprocessing),
         Frozen(module).fingerprint(),
         module.evaluation_note,
         encoder,
         module.similarity_scale(),
+        token_ids,
+        preprocessing,
     )

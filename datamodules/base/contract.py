@@ -66,6 +66,14 @@ class EmbedsAugmentations(Protocol):
         """
 
 
+class LocksTowers(Protocol):
+    """A module whose locked towers need not run, as their features come from a store; read by `ImageTextDataModule`."""
+
+    @property
+    def locked_towers(self) -> Sequence[str]:
+        """Towers whose features stay the same in the training, among `image` and `text`."""
+
+
 # Members of a datamodule that modules read.
 
 
@@ -165,6 +173,17 @@ class ReinforcesPairs(Protocol):
 
     def account(self, split: Any) -> Any:
         """Return the count of bad rows of a split."""
+
+
+class StoresFeatures(Protocol):
+    """A datamodule whose training batches hold features of locked towers, read from a store."""
+
+    @property
+    def stored(self) -> Mapping[str, Any] | None:
+        """Name of the `model` of the store, and `towers`, the fingerprint of each one whose features are read.
+
+        None without a store.
+        """
 
 
 class NamesTower(Protocol):

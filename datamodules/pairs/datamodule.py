@@ -7,10 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
+from ..base.contract import LocksTowers, asked_of
 from ..base.faults import Collated, Outcome
 from ..base.images import ImageTransforms
 from ..base.sampled import RowLoaders, SampledDataModule
-from ..base.samples import Reader
+from ..base.samples import Reader, TrainingSet
 from ..base.stages import Split
 from ..base.texts import TokenizedTexts
 from ..reading.layout import Layout
@@ -18,10 +19,12 @@ from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
 from ..reading.stream import Stream
 from ..reading.table import PairTable
+from ..stores.store import FeatureStore
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
 from .samples import EvaluationCollate, EvaluationReader, EvaluationSet, PairReader, PairRows, TrainingCollate
 from .source_arguments import SourceArguments
+from .stored import StoredCollate, StoredReader, StoredSet, check_preparation, check_rows, stored_towers
 from .streams import StreamLoaders
 
 
@@ -97,6 +100,8 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
             is unknown.
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
+        store: folder of a store of the training rows, which `vlightning embed` wrote: features of towers that the
+            module locks are read from it, and the towers do not run. Epoch e reads view e of an image.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
     """
@@ -114,6 +119,7 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         streaming: bool = False,
         samples_per_epoch: Annotated[int | None, COUNT] = None,
         shuffle_block: Annotated[int, COUNT] = 1024,
+        store: str | None = None,
         read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
     ) -> None:
@@ -125,6 +131,13 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         self.samples = samples
         if streaming:
             self._check_streaming(bool(self.sources["train"]))
+            if store is not None:
+                raise UserError(
+                    "Expected rows in random access with data.store, got data.streaming: leave out one of them."
+                )
+        self._store_folder = store
+        self.store: FeatureStore | None = None  # opened for a fit, as evaluation needs none
+        self._towers: list[str] = []  # whose features are read from the store
         columns = image_column, caption_column, image_id_column
         self.pairs = PairSources(
             self.sources,
@@ -147,6 +160,41 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         if split == "train" and self.samples == "captions" and isinstance(rows, PairTable):
             return CaptionRows(rows)
         return rows
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the splits of a stage, and check that the store is one of the training rows.
+
+        Raises:
+            UserError: If a split cannot be used, or the store is of other rows, images or texts.
+        """
+        super().setup(stage)
+        rows = self.opened_rows("train")
+        if self._store_folder is None or stage != "fit" or rows is None:
+            return
+        self.store = FeatureStore(self._store_folder)
+        module = asked_of(self.trainer, LocksTowers)  # type: ignore[type-abstract]
+        self._towers = stored_towers(self.store, [] if module is None else module.locked_towers)
+        check_rows(self.store, rows.table if isinstance(rows, CaptionRows) else rows)
+        check_preparation(self.store, self._towers, self.train_transform, self.eval_transform, self.encoder())
+
+    @property
+    def stored(self) -> dict[str, Any] | None:
+        """Model of the store, and fingerprints of the towers whose features batches hold; None without a store."""
+        if self.store is None or not self._towers:
+            return None
+        model = self.store.manifest["model"]
+        return {"model": model["name"], "towers": {tower: model[tower] for tower in self._towers}}
+
+    def training_set(self, rows: Any) -> TrainingSet:
+        """Return the dataset of training samples, with features from the store if there is one."""
+        if self.store is None:
+            return super().training_set(rows)
+        read = StoredReader(rows, self.worker_transform(training=True), self.encoder(), self.store, self._towers)
+        return StoredSet(len(rows), read, self.run_seed)
+
+    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+        """Stack the images or their features, and encode their captions."""
+        return super().training_collate() if self.store is None else StoredCollate(self.encoder(), self._towers)
 
     @property
     def row_loaders(self) -> RowLoaders:

@@ -14,6 +14,7 @@ from ..base.stages import Split
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.resolve import Sources, by_split
+from ..stores.store import FeatureStore, is_store
 from .embedded_rows import (
     CaptionCollate,
     CaptionReader,
@@ -21,8 +22,10 @@ from .embedded_rows import (
     EmbeddedEvaluationSet,
     EmbeddedImages,
     Embeddings,
+    ImageEmbeddings,
     JoinOn,
 )
+from .embedded_store import StoreEmbeddings
 from .rows import CaptionRows
 
 if TYPE_CHECKING:
@@ -36,7 +39,8 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
     batch holds `references`, the list of all captions of each image. The image files are not read and may be missing.
 
     Args:
-        embeddings: a Parquet file, glob pattern or folder, or a list of these.
+        embeddings: a Parquet file, glob pattern or folder, or a list of these; or a folder that `vlightning embed`
+            wrote, with plain views of the images.
         train: images with captions for training, in the forms that `ImageTextDataModule` reads, such as Karpathy's
             `dataset_coco.json`, of which each argument reads its own split.
         validation: images with captions for validation, in the same forms.
@@ -123,8 +127,10 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         return EmbeddedCollate(self.embeddings.width)
 
     @cached_property
-    def embeddings(self) -> Embeddings:
-        """All embeddings, in main memory."""
+    def embeddings(self) -> ImageEmbeddings:
+        """All embeddings: in main memory those of Parquet files, in mapped files those of a store."""
+        if len(self._files) == 1 and is_store(self._files[0]):
+            return StoreEmbeddings(FeatureStore(self._files[0]), self.join_on)
         return Embeddings(self._files, self.join_on)
 
     @property

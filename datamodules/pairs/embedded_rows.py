@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,24 @@ if TYPE_CHECKING:
 
 JoinOn = Literal["image", "image_id"]
 _COLUMNS = ("image", "image_id", "embedding")
+
+
+class ImageEmbeddings(Protocol):
+    """Embeddings of images by a key, which `join_on` names."""
+
+    join_on: JoinOn
+    paths: list[Path]
+    origin: dict[str, str] | None
+
+    @property
+    def width(self) -> int:
+        """The embedding dimension D."""
+
+    def __contains__(self, key: str | int) -> bool:
+        """Return whether an image has an embedding."""
+
+    def __getitem__(self, key: str | int) -> torch.Tensor:
+        """Return an embedding, float32 [D]."""
 
 
 class Embeddings:
@@ -123,7 +141,7 @@ NO_EMBEDDING = "no embedding"
 class EmbeddedImages(PairTable):
     """Rows of captions and precomputed embeddings of their images."""
 
-    def __init__(self, sources: Sequence[tuple[Any, Any]], embeddings: Embeddings) -> None:
+    def __init__(self, sources: Sequence[tuple[Any, Any]], embeddings: ImageEmbeddings) -> None:
         super().__init__(sources, MAX_PIXELS)
         self.embeddings = embeddings
 

@@ -78,7 +78,7 @@ class ImageTable:
         Raises:
             BadSample: If the image cannot be used.
         """
-        image = self._stored_image(row)
+        image = self.stored_image(row)
         name = self.name(row)
         encoded = self._layout(row).read(image, name)
         return decode_image(encoded, None, image.name(name), self.max_pixels)
@@ -89,9 +89,9 @@ class ImageTable:
         Raises:
             BadSample: If the row has a fault, or the file cannot be read.
         """
-        return self._layout(row).read(self._stored_image(row), self.name(row))
+        return self._layout(row).read(self.stored_image(row), self.name(row))
 
-    def _stored_image(self, row: int) -> StoredImage:
+    def stored_image(self, row: int) -> StoredImage:
         """Return the encoded image, or the absolute path of its file; raises `BadSample`."""
         layout = self._layout(row)
         return layout.encoded_image({layout.image: self._value(row, layout.image)})
@@ -126,7 +126,7 @@ class ImageTable:
             BadSample: If the row has a fault.
         """
         name = self.name(row)
-        return name if self._contains_images[self._locate(row)[0]] else self._stored_image(row).name(name)
+        return name if self._contains_images[self._locate(row)[0]] else self.stored_image(row).name(name)
 
     @cached_property
     def _contains_images(self) -> list[bool]:
@@ -197,7 +197,7 @@ class PairTable(ImageTable):
 
     def _path_number(self, row: int, otherwise: int) -> int:
         """Return a hash of the path of an image, or another number if the row contains the image."""
-        image = self._stored_image(row)
+        image = self.stored_image(row)
         return text_id(image.path) if image.data is None and image.path is not None else otherwise
 
     @cached_property

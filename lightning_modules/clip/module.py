@@ -42,6 +42,7 @@ from .export import export
 from .interpolation import interpolated
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer
+from .stored import check_stored, locked_towers
 from .tuning import fix_batch_norm, parameter_groups, prepare
 
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
@@ -115,8 +116,10 @@ class CLIPModule(TwoTowers):
         """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`."""
         check_length(batch["input_ids"], self.max_tokens)
         ids = self._ids(batch)
-        captions = {"text": batch["input_ids"]}
-        features = student_features(self.student, batch["image"], captions, self.memory.micro_batch_size)["text"]
+        # Features of a locked tower may come with the batch.
+        captions = {"text": batch["text_features"] if "text_features" in batch else batch["input_ids"]}
+        images = batch["image_features"] if "image_features" in batch else batch["image"]
+        features = student_features(self.student, images, captions, self.memory.micro_batch_size)["text"]
         offset = rank() * len(features.image)
         pairs = len(features.all_image)
         if pairs < 2:
@@ -194,6 +197,16 @@ class CLIPModule(TwoTowers):
                 f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
                 f"data.vocab_size and data.max_tokens to the model's."
             )
+
+    @property
+    def locked_towers(self) -> list[str]:
+        """Towers whose features stay the same, among `image` and `text`: they may come from a store."""
+        return locked_towers(self.student)
+
+    def on_fit_start(self) -> None:
+        """Load initial weights, unless a checkpoint was restored, and compare locked towers with those of a store."""
+        super().on_fit_start()
+        check_stored(self, self.student)
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the towers."""

@@ -1,17 +1,16 @@
 """A trained network that a method uses and does not change: a teacher, a backbone, a language model."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ...common.errors import UserError
 from .counting import switched
+from .towers import weights_digest
 
 Network = TypeVar("Network", bound=nn.Module)
 _READS_WEIGHTS = ContextVar("reads_weights", default=True)
@@ -72,11 +71,7 @@ class Frozen(nn.Module, Generic[Network]):
         """
         if not reads_weights():
             return ""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.network.state_dict().items()):
-            digest.update(f"{name}{list(tensor.shape)}{tensor.dtype}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return weights_digest(self.network.state_dict().items())
 
     def record(self, name: str, weights: str) -> None:
         """Record which weights were loaded.

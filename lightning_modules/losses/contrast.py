@@ -18,6 +18,7 @@ from ...common.clip_vocabulary import CLIP_VOCABULARY
 from ...common.errors import UserError
 from ..core.memory import in_slices, kept_statistics, one_update
 from ..core.precision import at_least_float32, unit
+from ..core.towers import projected
 
 
 class PairFeatures(NamedTuple):
@@ -45,15 +46,17 @@ def student_features(
 
     Args:
         student: an open_clip model with a `logit_scale`.
-        image: images [b, 3, S, S].
-        captions: token ids [b, L] by kind of caption.
+        image: images [b, 3, S, S], or features [b, w] by a locked tower, which then does not run (`locked_features`).
+        captions: token ids [b, L] by kind of caption, or features [b, w] likewise.
         micro_batch_size: number of pairs that go through the towers at a time; None means all.
     """
 
     def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
         # All captions share one pass through the text tower.
-        features = student.encode_text(torch.cat(texts)).chunk(len(texts))
-        return tuple(unit(feature) for feature in (student.encode_image(image), *features))
+        joined = torch.cat(texts)
+        text = projected(student.text, joined) if joined.is_floating_point() else student.encode_text(joined)
+        images = projected(student.visual, image) if image.ndim == 2 else student.encode_image(image)
+        return tuple(unit(feature) for feature in (images, *text.chunk(len(texts))))
 
     one_step: AbstractContextManager[None] = nullcontext() if micro_batch_size is None else one_update(student)
     with one_step:

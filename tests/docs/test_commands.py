@@ -18,8 +18,10 @@ from support.runs.command_line import run
 from vlightning.commands.cli.start import LISTS
 from vlightning.commands.data.command import parser_of_data
 from vlightning.commands.demo.command import parser_of_demo
+from vlightning.commands.embed.command import parser_of_embed
 from vlightning.commands.evaluate.command import parser_of_evaluate
 from vlightning.commands.plan.command import parser_of_plan
+from vlightning.commands.search.command import parser_of_search
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 
@@ -53,6 +55,13 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
         case ["demo"]:  # tests/commands/demo runs it
             assert parser_of_demo().parse_args(words[1:])
             return
+        case ["search"]:  # tests/commands/search runs it
+            assert parser_of_search().parse_args(words[1:])
+            return
+        case ["embed"]:  # the model comes first
+            words = ["fit", *parsed_rest(parser_of_embed(), words[1 if words[1].startswith("-") else 2 :])]
+            if "--config=" not in words[1]:
+                words[1:1] = ["--model=CLIPModule", "--data=ImageTextDataModule"]
         case ["plan"]:
             words = ["fit", *parsed_rest(parser_of_plan(), words[1:])]
         case ["data"]:

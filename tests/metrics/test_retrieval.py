@@ -247,3 +247,20 @@ def test_an_even_number_of_ranks_has_its_median_in_the_middle():
 def test_median_ranks_without_any_caption_are_refused():
     with pytest.raises(ValueError, match="got none for any of 3 images"):
         average_median_ranks(torch.eye(3), torch.eye(3), Matches(torch.arange(3), torch.arange(3) + 7))
+
+
+@pytest.mark.parametrize("scores", [1, 64, 100, 1000])
+def test_blocks_of_any_number_of_similarities_give_the_same_results(monkeypatch, scores):
+    image_id, text_image_id, text_id = _ids(40, 2)
+    matches = Matches(image_id, text_image_id, text_id)
+    image, text = torch.randn(40, 8).double(), torch.randn(len(text_image_id), 8).double()
+
+    def results():
+        near = retrieval.nearest_candidates(image, text, 5)
+        return *retrieval_ranks(image, text, matches), near[0].index, near[1].index, chance_recalls(matches)
+
+    whole = results()
+    monkeypatch.setattr(retrieval, "_SCORES", scores)
+    for one, other in zip(whole[:-1], results()[:-1], strict=True):
+        assert torch.equal(one, other)
+    assert results()[-1] == pytest.approx(whole[-1])

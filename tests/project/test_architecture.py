@@ -38,6 +38,7 @@ FLOORS = {
     "datamodules/transforms": 0,
     "datamodules/base": 1,
     "datamodules/reading": 2,
+    "datamodules/stores": 2,
     "datamodules/pairs": 3,
     "datamodules/labels": 3,
     "datamodules/questions": 4,

@@ -1,0 +1,1 @@
+"""`vlightning embed`: features of the images and texts of a data set, computed once."""

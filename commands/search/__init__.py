@@ -1,0 +1,1 @@
+"""`vlightning search`: texts and images searched in a store of features."""

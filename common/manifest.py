@@ -1,0 +1,81 @@
+"""Manifests beside shards: what decided their content, compared before a run adds to them."""
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .files import replacing
+
+MANIFEST = "manifest.json"
+SOFTWARE = ("vlightning", "torch", "torchvision", "pillow", "open_clip_torch", "transformers", "lightning")
+"""Distributions that decide features, captions and images."""
+
+
+def plain_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as they are read from a JSON file."""
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the names of differing settings, with both values."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in old.keys() | new.keys():
+            yield from differences(old.get(key), new.get(key), f"{name}.{key}" if name else key)
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for number, (one, other) in enumerate(zip(old, new, strict=True)):
+            yield from differences(one, other, f"{name}[{number}]")
+    elif old != new:
+        yield name, old, new
+
+
+def first_difference(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, Any, Any, str] | None:
+    """Return the first of the settings in which a manifest differs from this run.
+
+    Args:
+        manifest: as it was read.
+        settings: those of this run, as of `plain_json`.
+
+    Returns:
+        Name, value of the manifest, value of this run, and a clause with the number of further differences; None
+        without any.
+    """
+    differing = sorted(differences({name: manifest.get(name) for name in settings}, dict(settings)), key=_name_of)
+    if not differing:
+        return None
+    name, old, new = differing[0]
+    return name, old, new, f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+
+
+def _name_of(difference: tuple[str, Any, Any]) -> str:
+    return difference[0]
+
+
+def software_versions(distributions: Sequence[str] = SOFTWARE) -> dict[str, str]:
+    """Return the version of Python and of the distributions that decide the content of shards."""
+    return {"python": sys.version.split()[0]} | {name: version(name) for name in distributions}
+
+
+def changed_software(manifest: Mapping[str, Any]) -> list[str]:
+    """Return what has another version than in the run that wrote a manifest, as in `torch 2.0 (now 2.1)`."""
+    saved = manifest.get("software", {})
+    now = software_versions()
+    return [f"{name} {saved.get(name)} (now {now[name]})" for name in now if saved.get(name) != now[name]]
+
+
+def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a manifest atomically."""
+    with replacing(path) as staged:
+        staged.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def byte_size(count: float) -> str:
+    """Return a number of bytes with its unit, as in `1.2 GB`."""
+    for unit in ("B", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"

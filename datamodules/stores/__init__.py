@@ -1,0 +1,1 @@
+"""Stores: features of the images and texts of a data set, computed once by frozen towers."""

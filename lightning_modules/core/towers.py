@@ -1,0 +1,129 @@
+"""Two towers of a network: their fingerprints in any form in which it is loaded, and the features of locked ones."""
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+_TEXT_IN_CLIP = ("text_projection", "positional_embedding", "token_embedding.", "transformer.", "ln_final.")
+"""Weights of the text tower in open_clip's class CLIP, which has them beside those of the image tower."""
+
+
+def weights_digest(state: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the SHA-256 of names, shapes, types and values of tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(state, key=_name):
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        digest.update(f"{name}{list(whole.shape)}{whole.dtype}".encode())
+        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def tower_digests(network: nn.Module, whole: str) -> dict[str, str]:
+    """Return the fingerprint of the image and of the text tower of a network.
+
+    Args:
+        network: a pair of open_clip's towers, a method with one as `evaluated`, or another network.
+        whole: fingerprint of a network without separate towers.
+
+    Returns:
+        `image` and `text`.
+    """
+    pair: Any = getattr(network, "evaluated", network)
+    visual = getattr(pair, "visual", None)
+    if not isinstance(visual, nn.Module) or not hasattr(pair, "encode_text"):
+        return {"image": whole, "text": whole}
+    text = getattr(pair, "text", None)
+    if isinstance(text, nn.Module):
+        return {"image": tower_digest(visual), "text": tower_digest(text)}
+    state = [(name, tensor) for name, tensor in pair.state_dict().items() if name.startswith(_TEXT_IN_CLIP)]
+    return {"image": tower_digest(visual), "text": weights_digest(state)}
+
+
+def tower_digest(tower: nn.Module) -> str:
+    """Return the fingerprint of what a tower has before its projection, if that trains, else of the whole tower.
+
+    Adapters, which are zero in a locked tower, do not count.
+    """
+    head = trained_head(tower)
+    left_out = "" if head is None else f"{head[0]}."
+    # Names without adapters, as `networks/clip/lora.py` makes them.
+    plain = (
+        (name.replace(".base_layer.", ".").replace("attn.in_proj.", "attn.in_proj_"), tensor)
+        for name, tensor in tower.state_dict().items()
+        if not (left_out and name.startswith(left_out))
+    )
+    return weights_digest((name, tensor) for name, tensor in plain if ".lora_" not in name)
+
+
+# Locked towers, of which a projection may train
+
+
+def trained_head(tower: Any) -> tuple[str, nn.Module] | None:
+    """Return name and module of the projection at the end of a tower, if it trains and the rest of the tower does not.
+
+    Towers of open_clip with a network of timm have it as `head`, those with an encoder of transformers as `proj`.
+    """
+    for encoder, name in (("trunk", "head"), ("transformer", "proj")):
+        head = getattr(tower, name, None)
+        if isinstance(getattr(tower, encoder, None), nn.Module) and isinstance(head, nn.Module) and _trains(head):
+            return (name, head) if is_locked(tower, name) else None
+    return None
+
+
+def is_locked(tower: nn.Module, without: str = "") -> bool:
+    """Return whether no weight of a tower trains, perhaps without those of its projection."""
+    return not any(
+        parameter.requires_grad
+        for name, parameter in tower.named_parameters()
+        if not (without and name.startswith(f"{without}."))
+    )
+
+
+def has_stored_features(tower: nn.Module) -> bool:
+    """Return whether features of a tower stay the same in a training: its own, or those before its projection."""
+    return is_locked(tower) or trained_head(tower) is not None
+
+
+def locked_features(tower: nn.Module, encode: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
+    """Return the features of a locked tower that a store holds: those before its projection, if that trains.
+
+    Args:
+        tower: the tower.
+        encode: runs it.
+        inputs: images or token ids.
+    """
+    head = trained_head(tower)
+    if head is None:
+        return encode(inputs)
+    taken: list[Tensor] = []
+
+    def take(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        taken.append(arguments[0])
+
+    handle = head[1].register_forward_pre_hook(take)
+    try:
+        encode(inputs)
+    finally:
+        handle.remove()
+    return taken[0]
+
+
+def projected(tower: nn.Module, features: Tensor) -> Tensor:
+    """Return the embeddings [B, E] of features by `locked_features`."""
+    head = trained_head(tower)
+    if head is None:
+        return features
+    embeddings: Tensor = head[1](features)
+    return embeddings
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _name(item: tuple[str, Tensor]) -> str:
+    return item[0]
