@@ -160,6 +160,8 @@ def test_a_shipped_recipe_fits_on_the_gpus_that_it_names(name):
 def test_a_plan_of_what_does_not_fit_ends_with_the_setting_with_which_it_fits():
     words = [
         f"--config={ROOT}/configs/mmlg/quickstart.yaml",
+        "--model.towers.depth=2",  # few and wide layers have as many activations as the config's, in fewer operations
+        "--model.towers.width=384",
         "--devices=2",
         "--gpu=t4",
         "--batch=10240",
@@ -202,7 +204,7 @@ REINFORCE = (
 
 
 def test_the_plan_of_a_reinforcement_has_memory_speed_hours_and_disk():
-    ran = run("plan", *REINFORCE, "--gpu=a10", "--devices=3")
+    ran = run("plan", *REINFORCE, "--model.captioner.length=12", "--gpu=a10", "--devices=3")
     assert ran.status == 0, ran.err
     assert "6 rows a step on 3 x a10, 2 each, bf16-true." in ran.out
     found = printed(ran.out)

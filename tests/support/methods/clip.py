@@ -6,11 +6,22 @@ from pathlib import Path
 
 import open_clip
 import torch
+from timm.models import generate_default_cfgs, register_model
 
 from vlightning.lightning_modules import MobileCLIPModule
+from vlightning.lightning_modules.networks.clip.shapes import fastvit_mci_tiny
 
 NAME, LENGTH, SIZE, WORDS = "tiny-clip-of-the-tests", 6, 16, 49408
 DIMS, SCALES = [5, 7], [20.0, 40.0]
+
+# timm looks for this name when it registers the model, and warns without it.
+default_cfgs = generate_default_cfgs({"fastvit_mci_shallow.untrained": {"input_size": (3, 64, 64), "num_classes": 128}})
+
+
+@register_model
+def fastvit_mci_shallow(pretrained=False, **kwargs):
+    """Build `fastvit_mci_tiny` with two blocks, one of each kind, and all of its downsampling."""
+    return fastvit_mci_tiny(pretrained, **({"layers": (1, 0, 0, 1)} | kwargs))
 
 
 def add_tiny_clip():

@@ -84,10 +84,10 @@ def mmlg(teacher, seed, **data):
 
 
 def mobileclip(shards, seed, model=None, image_size=32, **data):
-    """MobileCLIP-tiny's image tower; the text tower is narrower, or a checkpoint would have 100 MB."""
+    """MobileCLIP-tiny's image tower with few blocks; the text tower is narrower, or a checkpoint would have 100 MB."""
     torch.manual_seed(seed)
     module = MobileCLIPModule(
-        model or add_clip("narrow-text-of-the-tests", {"timm_model_name": "fastvit_mci_tiny", "timm_pool": "avg"}),
+        model or add_clip("narrow-text-of-the-tests", {"timm_model_name": "fastvit_mci_shallow", "timm_pool": "avg"}),
         max_tokens=16,
         vision={"image_size": image_size},
         teacher={"dims": [64, 96], "scales": [30.0, 30.0]},
