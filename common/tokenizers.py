@@ -23,8 +23,19 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # BERT's layout, so that a trained tokenizer and a BERT vocabulary have the same special token ids.
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_TOKENS = {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
 RESERVED = [PAD, *(f"[unused{i}]" for i in range(1, 100)), UNK, CLS, SEP, MASK]  # ids 0..103
+
+
+_NAMES = {
+    "pad": (PAD, "<pad>", "<|endoftext|>"),
+    "unk": (UNK, "<unk>", "<|endoftext|>"),
+    "cls": (CLS, "<s>"),
+    "sep": (SEP, "</s>"),
+    "mask": (MASK, "<mask>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+"""Names of special tokens by role, in order of preference."""
+_FEWEST = 16  # entries; transformers builds a tokenizer of its special tokens only for a folder without its files
 
 
 def wordpiece(model: Any) -> Any:
@@ -39,10 +50,35 @@ def wordpiece(model: Any) -> Any:
 
 
 def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
-    """Build a tokenizer from the result of `train_wordpiece`."""
+    """Build a tokenizer from the result of `train_wordpiece` or `to_json`."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer.from_str(text)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens(tokenizer))
+
+
+def to_json(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Return a tokenizer as JSON text of the `tokenizers` library, without the length of an earlier batch."""
     from tokenizers import Tokenizer
 
-    return _wrap(Tokenizer.from_str(text))
+    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return str(plain.to_str())
+
+
+def special_tokens(tokenizer: Any) -> dict[str, str]:
+    """Return the special tokens of a tokenizer of the `tokenizers` library, whose JSON text does not name their roles.
+
+    They are found by the names that BERT, RoBERTa (also XLM-R and NLLB), T5, GPT-2 and CLIP give them.
+    """
+    return {
+        f"{role}_token": token
+        for role, names in _NAMES.items()
+        for token in [next((name for name in names if tokenizer.token_to_id(name) is not None), None)]
+        if token is not None
+    }
 
 
 def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:
@@ -86,6 +122,11 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"Expected a hub name, a local folder or a vocab.txt of a tokenizer, got {name!r} ({reason}): correct the "
             "name, or leave it out to train a tokenizer on the captions."
         ) from error
+    if path.is_dir() and len(tokenizer) < _FEWEST:
+        raise UserError(
+            f"Expected a tokenizer in the folder {name!r}, found none: download tokenizer.json, or name another "
+            "folder or a hub name."
+        )
     if not tokenizer.is_fast:
         raise UserError(f"Expected a tokenizer with a fast implementation, got {name!r}: choose another tokenizer.")
     return tokenizer
@@ -112,7 +153,8 @@ def _tokenizer_from_file(path: Path) -> PreTrainedTokenizerFast:
 def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     """Set the tokenizer's template to `[CLS] text [SEP]` or, as the ALBEF authors do, `[CLS] text`.
 
-    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
+    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template, and so do those that begin with another
+    token (NLLB's with the language), if it is complete.
 
     Raises:
         UserError: If `append_sep` is False for a tokenizer without [CLS] or [SEP].
@@ -126,6 +168,9 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
         return
     from tokenizers import processors
 
+    begin = tokenizer.backend_tokenizer.encode("").ids[:1]
+    if append_sep and begin and begin != [tokenizer.cls_token_id]:
+        return
     ends = [(tokenizer.cls_token, tokenizer.cls_token_id), (tokenizer.sep_token, tokenizer.sep_token_id)]
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     tail = f" {sep}" if append_sep else ""

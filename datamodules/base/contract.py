@@ -43,6 +43,17 @@ class AdoptsVocabulary(Protocol):
         """
 
 
+class ExpectsTexts(Protocol):
+    """A module with a trained text encoder; read by `TextDataModule`."""
+
+    def expected_tokenizer(self) -> str | None:
+        """Return the folder or hub name of the encoder's tokenizer, for data without one; None for no such encoder."""
+
+    @property
+    def text_prefix(self) -> str:
+        """Text that the encoder expects before each text; mostly empty."""
+
+
 class NamesViews(Protocol):
     """A module that trains on several augmented views of an image; read by `LabelDataModule`."""
 

@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader
 from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
 from ...common.ranges import COUNT, Range
-from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
+from ...common.tokenizers import (
+    open_tokenizer,
+    set_ending,
+    to_json,
+    tokenizer_from_json,
+    tokenizer_in_checkpoint,
+)
 from ..text.captions import usable_caption
 from ..text.clip import CLIPTextEncoder
 from ..text.tokenizers import (
@@ -26,7 +32,7 @@ from ..text.tokenizers import (
     train_wordpiece,
 )
 from ..transforms.clip import pair_eval_transform
-from .contract import AdoptsVocabulary, ExpectsPreprocessing, asked_of
+from .contract import AdoptsVocabulary, ExpectsPreprocessing, ExpectsTexts, asked_of
 from .faults import Account, Collated
 from .images import ImageTransforms
 from .loaders import BatchLoader, PredictionLoader
@@ -108,7 +114,8 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     Args:
         tokenizer: hub name, local folder, BERT `vocab.txt` or `tokenizer.json`, or "clip" for CLIP's own; by
-            default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
+            default that of the module's text encoder, else a WordPiece tokenizer that is trained on the training
+            captions. Both are saved in checkpoints.
         vocab_size: largest number of entries of a tokenizer (BERT: 30,522); the module adopts the actual number of
             entries of a trained tokenizer.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
@@ -123,7 +130,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         eval_transform: RGB image to float [3, H, W], for evaluation and prediction; None for the datamodule's default.
     """
 
-    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary)
+    asks: ClassVar[tuple[type, ...]] = (ExpectsPreprocessing, AdoptsVocabulary, ExpectsTexts)
 
     default_image_size: ClassVar[int | None] = None
     """Side of the images without an argument and without trained weights."""
@@ -208,13 +215,19 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, the preprocessing of evaluation, and a trained tokenizer."""
-        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": self._trained}
+        saved = self._trained
+        if saved is None and self._tokenizer_name is not None and self._tokenizer_name == self._module_tokenizer():
+            saved = to_json(self.tokenizer)  # a checkpoint of the text encoder then needs no other file
+        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the seed and the trained tokenizer of a checkpoint."""
         super().load_state_dict(state_dict)
         tokenizer = state_dict.get("tokenizer")
         if tokenizer is not None and self._tokenizer_name is not None:
+            given: Any = self.tokenizer
+            if given.get_vocab() == tokenizer_from_json(tokenizer).get_vocab():
+                return
             rank_zero_warn(
                 f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
                 f"{self._tokenizer_name!r}: token ids differ from those in the checkpoint."
@@ -244,9 +257,12 @@ class TextDataModule(ImageTransforms, SampledDataModule):
             else:
                 if self._trained is None:
                     resumed = getattr(self.trainer, "ckpt_path", None)
-                    self._trained = tokenizer_in_checkpoint(resumed) or self._train_tokenizer()
+                    own = self._module_tokenizer()
+                    self._trained = tokenizer_in_checkpoint(resumed) or (
+                        self._train_tokenizer() if own is None else to_json(open_tokenizer(own))
+                    )
                 tokenizer = tokenizer_from_json(self._trained)
-            if len(tokenizer) > self.vocab_size:
+            if len(tokenizer) > self.vocab_size and self._module_tokenizer() is None:  # else the module compares
                 raise UserError(
                     f"Expected at most data.vocab_size={self.vocab_size} entries in the tokenizer "
                     f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
@@ -262,6 +278,15 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         """Ids of `pad`, `cls`, `sep` and `mask`; None if the tokenizer has no such token."""
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
+
+    def _module_tokenizer(self) -> str | None:
+        """Return the name of the tokenizer of the module's text encoder, if it has one."""
+        module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]
+        return None if module is None else module.expected_tokenizer()
+
+    def _text_prefix(self) -> str:
+        module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]
+        return "" if module is None else module.text_prefix
 
     def _size_vocabulary(self) -> None:
         """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
@@ -288,7 +313,14 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         tokenizer: Any = self.tokenizer
         if self._tokenizer_name == CLIP:
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
-        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words, self.pad_to_multiple_of)
+        return TextEncoder(
+            tokenizer,
+            self.max_tokens,
+            self.clean_captions,
+            self.max_words,
+            self.pad_to_multiple_of,
+            self._text_prefix(),
+        )
 
     # Loaders
 

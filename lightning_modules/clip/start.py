@@ -13,7 +13,9 @@ from open_clip.pretrained import get_pretrained_cfg
 from ...common.errors import UserError
 from ..networks.clip.files import CONFIG_NAME, folder_of, is_tag
 from ..networks.clip.models import PRESETS, model_config
+from ..networks.clip.pair import TowerPair
 from ..networks.clip.shapes import Model, OpenClipConfig, resolved
+from ..networks.clip.text_encoder import with_config
 from ..networks.clip.weights import load_state, load_weights
 from ..networks.published_clip import load_published
 
@@ -32,11 +34,11 @@ def model_of(model: Model | None, weights: str | None) -> Model:
         UserError: If there is no such model, folder or tag.
     """
     named = None if model is None else resolved(model)
-    if isinstance(named, OpenClipConfig):  # of a checkpoint, which does not need the folder
+    if isinstance(named, (OpenClipConfig, TowerPair)):  # of a checkpoint, which does not need the folder
         return named
     folder = None if weights is None else folder_of(weights)
     if folder is not None:
-        return OpenClipConfig(folder.resolve().name, _config_of(folder))
+        return OpenClipConfig(folder.resolve().name, with_config(_config_of(folder), folder))
     if named is None:
         raise UserError(
             "Expected the name of the model as model.model, got none: add it, such as ViT-B-32, or give a folder with "
