@@ -195,8 +195,9 @@ class CLIPModule(TwoTowers):
         """
         super().setup(stage)
         needed = None if self.text_encoder is not None else needed_tokenizer(self.model)
-        tokenizer = getattr(self.datamodule, "tokenizer", None)
-        if needed is not None and getattr(tokenizer, "vocab_size", None) == CLIP_VOCABULARY:
+        if needed is None:
+            return
+        if getattr(getattr(self.datamodule, "tokenizer", None), "vocab_size", None) == CLIP_VOCABULARY:
             raise UserError(
                 f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
                 f"data.vocab_size and data.max_tokens to the model's."
