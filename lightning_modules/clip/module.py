@@ -36,6 +36,7 @@ from ..networks.clip.models import build_model
 from ..networks.clip.pair import TowerPair, load_towers
 from ..networks.clip.preprocessing import ImageSettings, preprocessing_of_weights, preprocessing_with
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
+from ..networks.clip.weights import LongerTexts
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -59,6 +60,10 @@ class CLIPModule(TwoTowers):
             the vendor's or of this package, or a folder of open_clip's (`local-dir:`). Datamodules of this package then
             use their preprocessing.
         max_tokens: number of tokens of a text (CLIP: 77); the largest one for an encoder of transformers.
+        longer_texts: how the positions of published weights become `max_tokens`, if these are more: "stretched" keeps
+            the first 20 and interpolates the others (Long-CLIP: from 77 to 248), so that a causal tower's features of
+            short texts do not change; "interpolated" interpolates all; None refuses the weights. Encoders of
+            transformers with relative or rotary positions need neither.
         match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         vision: see `ImageSettings`.
         loss: see `LossSettings`.
@@ -83,6 +88,7 @@ class CLIPModule(TwoTowers):
         model: str | ModelShape | OpenClipConfig | TowerPair | None = None,
         weights: str | None = None,
         max_tokens: Annotated[int, COUNT] = 77,
+        longer_texts: LongerTexts | None = None,
         match_equal_texts: bool | None = None,
         vision: ImageSettings = ImageSettings(),
         loss: LossSettings = LossSettings(),
@@ -99,6 +105,7 @@ class CLIPModule(TwoTowers):
         self.given = model
         self.weights = weights
         self.max_tokens = max_tokens
+        self.longer_texts: LongerTexts | None = longer_texts
         self.student = self._build()
         prepare(self.student, self.tuning, isinstance(self.model, TowerPair))
         self.evaluation = RetrievalEvaluation(match_equal_texts)
@@ -167,7 +174,7 @@ class CLIPModule(TwoTowers):
             return
         network = self.student if self.tuning.lora is None else self._build()
         if self.weights is not None:
-            load_start(network, self.model, self.given, self.weights)
+            load_start(network, self.model, self.given, self.weights, self.longer_texts)
         elif isinstance(self.model, TowerPair):
             rank_zero_info(load_towers(network, self.model))
         if network.logit_bias is not None and not network.logit_bias.any():  # the weights have none

@@ -16,7 +16,7 @@ from ..networks.clip.models import PRESETS, model_config
 from ..networks.clip.pair import TowerPair
 from ..networks.clip.shapes import Model, OpenClipConfig, resolved
 from ..networks.clip.text_encoder import with_config
-from ..networks.clip.weights import load_state, load_weights
+from ..networks.clip.weights import LongerTexts, load_state, load_weights
 from ..networks.published_clip import load_published
 
 _QUICK = "-quickgelu"
@@ -59,7 +59,13 @@ def model_of(model: Model | None, weights: str | None) -> Model:
     return named
 
 
-def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weights: str) -> None:
+def load_start(
+    network: CustomTextCLIP,
+    model: Model,
+    name: Model | None,
+    weights: str,
+    longer_texts: LongerTexts | None = None,
+) -> None:
     """Load published weights into towers that `build_model` made, and say so.
 
     Args:
@@ -67,17 +73,18 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
         model: result of `model_of`.
         name: the model as the user gave it.
         weights: as in `model_of`.
+        longer_texts: as in `load_state`.
 
     Raises:
         UserError: If there are no such weights, or they are of another model.
     """
     folder = folder_of(weights)
     if folder is None and not is_tag(weights):
-        rank_zero_info(load_weights(network, model, weights))
+        rank_zero_info(load_weights(network, model, weights, longer_texts))
         return
     published = load_published(None if folder else str(name), str(folder or weights))
     state = convert_to_custom_text_state_dict(published.network.state_dict())
-    rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights"))
+    rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights", longer_texts=longer_texts))
 
 
 def needed_tokenizer(model: Model) -> str | None:
