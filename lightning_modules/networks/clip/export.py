@@ -8,6 +8,7 @@ from ....common.errors import UserError
 from ....common.preprocessing import Preprocessing, described, recorded_preprocessing
 from ....common.tokenizers import saved_tokenizer
 from ...core.programs import LAYOUTS as PROGRAMS
+from .dual_encoder_layout import save_dual_encoder
 from .files import save_open_clip, save_vendor
 from .models import model_config
 from .pair import TowerPair
@@ -57,7 +58,12 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
     elif layout == "open_clip":
         save_open_clip(network, name, Preprocessing.from_dict(record, source), target, tokenizer)
     elif layout == "transformers":
-        save_transformers(network, Preprocessing.from_dict(record, source), target)
+        prepared = Preprocessing.from_dict(record, source)
+        if isinstance(network.text, EncoderTower):
+            timm_name = str(model_config(name)["vision_cfg"].get("timm_model_name"))
+            save_dual_encoder(network, timm_name, prepared, target, tokenizer)
+        else:
+            save_transformers(network, prepared, target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
         prefix = name.text.prefix if isinstance(name, TowerPair) else ""
