@@ -72,8 +72,8 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     the name of the model, and only warns if both differ.
 
     Args:
-        model: a name of open_clip's or MobileCLIP's; ignored where `weights` is a folder, and not needed for a checkpoint
-            of a training here.
+        model: a name of open_clip's or MobileCLIP's; ignored where `weights` is a folder, and not needed for a
+            checkpoint of a training here.
         weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
             folder with `open_clip_config.json` and the weights, or an export of a pair of towers here; or a file of
             open_clip's, of the vendor's, or a checkpoint of a training here.
