@@ -21,6 +21,7 @@ TARGETS = (
     *("attn.in_proj", "attn.out_proj", "mlp.c_fc", "mlp.c_proj"),  # open_clip
     *("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"),  # timm
     *("self.query", "self.key", "self.value", "attention.output.dense", "intermediate.dense", "output.dense"),  # BERT's
+    *("attn.q", "attn.k", "attn.v", "attn.o"),  # MPNet
     *("q_lin", "k_lin", "v_lin", "out_lin", "ffn.lin1", "ffn.lin2"),  # DistilBERT
     *("SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"),  # T5
     *("DenseReluDense.wi", "DenseReluDense.wi_0", "DenseReluDense.wi_1", "DenseReluDense.wo"),

@@ -100,7 +100,7 @@ class TowerPair(SettingsGroup, option="model"):
     Args:
         image: the image tower; see `ImageTower`.
         text: the text tower; see `TextTower`.
-        embed_dim: embedding dimension of both towers.
+        projection_dim: embedding dimension of both towers.
 
     Raises:
         UserError: If a tower is unknown.
@@ -108,7 +108,7 @@ class TowerPair(SettingsGroup, option="model"):
 
     image: ImageTower
     text: TextTower
-    embed_dim: Annotated[int, COUNT] = 512
+    projection_dim: Annotated[int, COUNT] = 512
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "image", settings(ImageTower, self.image))  # mappings in a checkpoint
@@ -140,7 +140,7 @@ def config_of_pair(pair: TowerPair) -> dict[str, Any]:
     text = completed(pair).text
     assert text.pooling is not None
     return {
-        "embed_dim": pair.embed_dim,
+        "embed_dim": pair.projection_dim,
         "vision_cfg": {
             "timm_model_name": pair.image.name,
             "timm_model_pretrained": False,

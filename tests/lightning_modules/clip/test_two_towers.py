@@ -52,7 +52,7 @@ def fit(files, *words, text="text"):
         f"--model.model.image.name={IMAGES}",
         f"--model.model.image.weights={files}/image.safetensors",
         f"--model.model.text.name={files}/{text}",
-        "--model.model.embed_dim=8",
+        "--model.model.projection_dim=8",
     ]
     data = [f"--data.train={files}/pairs.csv", f"--data.validation={files}/held_out.csv", "--data.num_workers=0"]
     small = [f"--data.max_tokens={LENGTH}", f"--data.image_size={SIDE}", "--data.batch_size=8"]
@@ -165,7 +165,7 @@ def test_the_other_loss_and_adapters_train_the_towers(files, options):
 
 def test_a_pair_is_a_student_of_mobileclip_with_captions_of_two_lengths(files):
     torch.manual_seed(0)
-    pair = {"image": {"name": IMAGES, "weights": "random"}, "text": {"name": str(files / "text")}, "embed_dim": 8}
+    pair = {"image": {"name": IMAGES, "weights": "random"}, "text": {"name": str(files / "text")}, "projection_dim": 8}
     module = MobileCLIPModule(pair, max_tokens=LENGTH, teacher={"distillation_weight": 0.0})
     module.log = lambda *_, **__: None
     module.load_initial_weights()

@@ -21,7 +21,7 @@ from vlightning.lightning_modules.networks.clip.towers import layers_of
 
 def pair(folder, **text):
     image = {"name": "test_efficientnet", "weights": "random"}
-    return TowerPair(image, TextTower(folder, **text), embed_dim=8)
+    return TowerPair(image, TextTower(folder, **text), projection_dim=8)
 
 
 def built(folder, length=12, **text):
