@@ -9,12 +9,17 @@ from torch import Tensor
 from ...common.errors import UserError
 from ..core.checkpoints import class_of, saved_settings
 from ..networks.clip.lora import LoRASettings, merged_state
+from ..networks.clip.pair import RANDOM, TowerPair
+from ..networks.clip.shapes import resolved
 from ..networks.clip.weights import STUDENT, below
 from .module import CLIPModule
 
 
 def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
     """Return the checkpoint of a model between the published weights and a training that started with them.
+
+    Of two towers that were not trained together, the networks with trained weights are interpolated; what started with
+    random weights, such as the projections, is that of the training.
 
     Args:
         content: the checkpoint of the training.
@@ -27,10 +32,12 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
     Raises:
         UserError: If the checkpoint is of another class, has no `weights` that it started with, or they cannot be read.
     """
-    if class_of(saved_settings(content)) != CLIPModule.__name__ or not content["hyper_parameters"].get("weights"):
+    is_clip = class_of(saved_settings(content)) == CLIPModule.__name__
+    trained = _trained_networks(content["hyper_parameters"]) if is_clip else ()
+    if not trained:
         raise UserError(
-            f"Expected a training of CLIPModule with model.weights to interpolate with, got another in {source}: give "
-            "the checkpoint of a fine-tuning."
+            f"Expected a training of CLIPModule with trained weights to interpolate with, got another in {source}: "
+            "give the checkpoint of a fine-tuning."
         )
     # The command line adds the name of the class.
     arguments = {name: value for name, value in content["hyper_parameters"].items() if not name.startswith("_")}
@@ -41,7 +48,9 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
     after = below(STUDENT, content["state_dict"])
     if lora:
         after = merged_state(after, LoRASettings(**lora))
-    state = interpolate(start.student.state_dict(), after, ratio)
+    before = start.student.state_dict()
+    before |= {name: tensor for name, tensor in after.items() if not name.startswith(trained)}
+    state = interpolate(before, after, ratio)
     kept = {
         name: value for name, value in content.items() if name not in ("optimizer_states", "lr_schedulers", "loops")
     }
@@ -50,6 +59,17 @@ def interpolated(content: Mapping[str, Any], source: str, ratio: float) -> dict[
         "state_dict": {STUDENT + name: tensor for name, tensor in state.items()},
         "callbacks": {},
     }
+
+
+def _trained_networks(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the begins of the names of weights that a training started with, trained."""
+    if arguments.get("weights"):
+        return ("",)
+    pair = resolved(arguments["model"]) if arguments.get("model") is not None else None
+    if not isinstance(pair, TowerPair):
+        return ()
+    networks = {"visual.trunk.": pair.image.weights, "text.transformer.": pair.text.weights}
+    return tuple(begin for begin, weights in networks.items() if weights != RANDOM)
 
 
 def interpolate(before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:

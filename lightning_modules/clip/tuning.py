@@ -77,8 +77,8 @@ def fix_batch_norm(network: nn.Module, tuning: TuningSettings) -> None:
 def fix_locked_encoders(network: CustomTextCLIP) -> None:
     """Put encoders without a weight that trains into eval mode: dropout would change a locked tower's features."""
     for encoder in (network.visual.trunk, network.text.transformer):
-        if not any(parameter.requires_grad for parameter in encoder.parameters()):  # type: ignore[union-attr]
-            encoder.eval()  # type: ignore[union-attr, operator]
+        if not any(parameter.requires_grad for parameter in encoder.parameters()):
+            encoder.eval()
 
 
 def parameter_groups(module: nn.Module, network: CustomTextCLIP, layer_decay: float) -> list[dict[str, Any]]:

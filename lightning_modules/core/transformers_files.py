@@ -68,8 +68,10 @@ def special_token_ids(text: str) -> dict[str, int]:
         text: the tokenizer as JSON text of the `tokenizers` library.
     """
     tokenizer = Tokenizer.from_str(text)
-    named = special_tokens(tokenizer)
-    return {role.removesuffix("_token"): tokenizer.token_to_id(token) for role, token in named.items()}
+    ids = {
+        role.removesuffix("_token"): tokenizer.token_to_id(token) for role, token in special_tokens(tokenizer).items()
+    }
+    return {role: number for role, number in ids.items() if number is not None}
 
 
 @contextlib.contextmanager

@@ -117,11 +117,6 @@ class TowerPair(SettingsGroup, option="model"):
     def __str__(self) -> str:
         return f"{self.image.name} with {self.text}"
 
-    @property
-    def has_trained_weights(self) -> bool:
-        """Whether a tower starts with trained weights."""
-        return (self.image.weights, self.text.weights) != (RANDOM, RANDOM)
-
 
 def completed(pair: TowerPair) -> TowerPair:
     """Return a pair that names its pooling and has the configuration of its text encoder, independent of files.
