@@ -58,11 +58,11 @@ def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens(tokenizer))
 
 
-def to_json(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Return a tokenizer as JSON text of the `tokenizers` library, without the length of an earlier batch."""
+def to_json(backend: Any) -> str:
+    """Return a tokenizer of the `tokenizers` library as JSON text, without the length of an earlier batch."""
     from tokenizers import Tokenizer
 
-    plain = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    plain = Tokenizer.from_str(backend.to_str())
     plain.no_truncation()
     plain.no_padding()
     return str(plain.to_str())

@@ -81,11 +81,12 @@ def opened(data: PairDataModule, module: Any) -> PairDataModule:
 
     Args:
         data: the datamodule, which is changed.
-        module: the module, of which only the expected preprocessing is read.
+        module: the module, of which only the expected preprocessing, tokenizer and prefix of texts are read.
     """
-    expected = getattr(module, "expected_preprocessing", dict)
+    read: dict[str, Any] = {"expected_preprocessing": getattr(module, "expected_preprocessing", dict)}
+    read |= {name: getattr(module, name) for name in ("expected_tokenizer", "text_prefix") if hasattr(module, name)}
     trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(expected_preprocessing=expected),
+        lightning_module=SimpleNamespace(**read),
         state=SimpleNamespace(fn="fit", status=None),
         distributed_sampler_kwargs=None,
     )

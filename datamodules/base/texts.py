@@ -217,7 +217,9 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         """Return the state of the base class, the preprocessing of evaluation, and a trained tokenizer."""
         saved = self._trained
         if saved is None and self._tokenizer_name is not None and self._tokenizer_name == self._module_tokenizer():
-            saved = to_json(self.tokenizer)  # a checkpoint of the text encoder then needs no other file
+            saved = to_json(
+                self.tokenizer.backend_tokenizer
+            )  # a checkpoint of the text encoder then needs no other file
         return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": saved}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -259,7 +261,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
                     resumed = getattr(self.trainer, "ckpt_path", None)
                     own = self._module_tokenizer()
                     self._trained = tokenizer_in_checkpoint(resumed) or (
-                        self._train_tokenizer() if own is None else to_json(open_tokenizer(own))
+                        self._train_tokenizer() if own is None else to_json(open_tokenizer(own).backend_tokenizer)
                     )
                 tokenizer = tokenizer_from_json(self._trained)
             if len(tokenizer) > self.vocab_size and self._module_tokenizer() is None:  # else the module compares
