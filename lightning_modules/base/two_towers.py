@@ -89,18 +89,16 @@ class TwoTowers(Method):
         """Text before each text."""
         return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
 
-    def setup(self, stage: str) -> None:
-        """Compare the data's tokenizer with that of an encoder of transformers, before a training.
+    def on_train_start(self) -> None:
+        """Compare the data's tokenizer, which a checkpoint has restored by now, with that of an encoder of transformers.
 
         Raises:
             UserError: If it has other ids.
         """
-        super().setup(stage)
+        super().on_train_start()
         tower = self.text_encoder
-        if tower is None or stage != "fit":  # in evaluation the checkpoint restores the tokenizer later
-            return
-        tokenizer = getattr(self.datamodule, "tokenizer", None)
-        if tokenizer is None:
+        tokenizer = None if tower is None else getattr(self.datamodule, "tokenizer", None)
+        if tower is None or tokenizer is None:
             return
         padding = getattr(tokenizer, "pad_token_id", None)
         padding = getattr(tokenizer, "eos_token_id", None) if padding is None else padding
