@@ -215,21 +215,13 @@ class TextDataModule(ImageTransforms, SampledDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, the preprocessing of evaluation, and a trained tokenizer."""
-        saved = self._trained
-        if saved is None and self._tokenizer_name is not None and self._tokenizer_name == self._module_tokenizer():
-            saved = to_json(
-                self.tokenizer.backend_tokenizer
-            )  # a checkpoint of the text encoder then needs no other file
-        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": saved}
+        return super().state_dict() | {"preprocessing": self.preprocessing, "tokenizer": self._trained}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the seed and the trained tokenizer of a checkpoint."""
         super().load_state_dict(state_dict)
         tokenizer = state_dict.get("tokenizer")
-        if tokenizer is not None and self._tokenizer_name is not None:
-            given: Any = self.tokenizer
-            if given.get_vocab() == tokenizer_from_json(tokenizer).get_vocab():
-                return
+        if tokenizer is not None and self._given_tokenizer() is not None:
             rank_zero_warn(
                 f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
                 f"{self._tokenizer_name!r}: token ids differ from those in the checkpoint."
@@ -254,8 +246,8 @@ class TextDataModule(ImageTransforms, SampledDataModule):
                 from ..text.clip_tokenizer import clip_tokenizer
 
                 tokenizer = clip_tokenizer(self.max_tokens)
-            elif self._tokenizer_name is not None:
-                tokenizer = open_tokenizer(self._tokenizer_name)
+            elif (given := self._given_tokenizer()) is not None:
+                tokenizer = open_tokenizer(given)
             else:
                 if self._trained is None:
                     resumed = getattr(self.trainer, "ckpt_path", None)
@@ -285,6 +277,10 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         """Return the name of the tokenizer of the module's text encoder, if it has one."""
         module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]
         return None if module is None else module.expected_tokenizer()
+
+    def _given_tokenizer(self) -> str | None:
+        """Return the given name, unless it is that of the module's text encoder, whose tokenizer checkpoints contain."""
+        return None if self._tokenizer_name == self._module_tokenizer() else self._tokenizer_name
 
     def _text_prefix(self) -> str:
         module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]

@@ -90,7 +90,7 @@ class TwoTowers(Method):
         return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
 
     def on_train_start(self) -> None:
-        """Compare the data's tokenizer, which a checkpoint has restored by now, with that of an encoder of transformers.
+        """Compare the data's tokenizer, restored from a checkpoint by now, with that of an encoder of transformers.
 
         Raises:
             UserError: If it has other ids.
