@@ -279,7 +279,7 @@ class TextDataModule(ImageTransforms, SampledDataModule):
         return None if module is None else module.expected_tokenizer()
 
     def _given_tokenizer(self) -> str | None:
-        """Return the given name, unless it is that of the module's text encoder, whose tokenizer checkpoints contain."""
+        """Return the given name; None if it is that of the module's text encoder, which checkpoints contain."""
         return None if self._tokenizer_name == self._module_tokenizer() else self._tokenizer_name
 
     def _text_prefix(self) -> str:
