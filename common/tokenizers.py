@@ -35,7 +35,8 @@ _NAMES = {
     "eos": ("</s>", "<|endoftext|>"),
 }
 """Names of special tokens by role, in order of preference."""
-_FEWEST = 16  # entries; transformers builds a tokenizer of its special tokens only for a folder without its files
+_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
+"""Files of a tokenizer; for a folder without any, transformers builds one of special tokens only."""
 
 
 def wordpiece(model: Any) -> Any:
@@ -107,6 +108,11 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
         return _tokenizer_from_file(path)
     if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in (".txt", ".json")):
         raise UserError(f"Expected a tokenizer folder, a vocab.txt or a hub name, got {name!r}: correct the path.")
+    if path.is_dir() and not any(list(path.glob(pattern)) for pattern in _FILES):
+        raise UserError(
+            f"Expected a tokenizer in the folder {name!r}, found none: download tokenizer.json, or name another folder "
+            "or a hub name."
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -122,11 +128,6 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
             f"Expected a hub name, a local folder or a vocab.txt of a tokenizer, got {name!r} ({reason}): correct the "
             "name, or leave it out to train a tokenizer on the captions."
         ) from error
-    if path.is_dir() and len(tokenizer) < _FEWEST:
-        raise UserError(
-            f"Expected a tokenizer in the folder {name!r}, found none: download tokenizer.json, or name another "
-            "folder or a hub name."
-        )
     if not tokenizer.is_fast:
         raise UserError(f"Expected a tokenizer with a fast implementation, got {name!r}: choose another tokenizer.")
     return tokenizer

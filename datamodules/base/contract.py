@@ -222,4 +222,4 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
 
 def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:
     """Return the module of a trainer typed as a protocol, as `asked` does; None without a trainer."""
-    return None if trainer is None else asked(trainer.lightning_module, protocol)
+    return asked(getattr(trainer, "lightning_module", None), protocol)
