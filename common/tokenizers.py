@@ -23,8 +23,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # BERT's layout, so that a trained tokenizer and a BERT vocabulary have the same special token ids.
 PAD, UNK, CLS, SEP, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
-SPECIAL_TOKENS = {"pad": PAD, "cls": CLS, "sep": SEP, "mask": MASK}
 RESERVED = [PAD, *(f"[unused{i}]" for i in range(1, 100)), UNK, CLS, SEP, MASK]  # ids 0..103
+
+
+_NAMES = {
+    "pad": (PAD, "<pad>", "<|endoftext|>"),
+    "unk": (UNK, "<unk>", "<|endoftext|>"),
+    "cls": (CLS, "<s>"),
+    "sep": (SEP, "</s>"),
+    "mask": (MASK, "<mask>"),
+    "eos": ("</s>", "<|endoftext|>"),
+}
+"""Names of special tokens by role, in order of preference."""
+_FILES = ("tokenizer*.json", "vocab*", "merges.txt", "*.model")
+"""Files of a tokenizer; for a folder without any, transformers builds one of special tokens only."""
 
 
 def wordpiece(model: Any) -> Any:
@@ -39,10 +51,35 @@ def wordpiece(model: Any) -> Any:
 
 
 def tokenizer_from_json(text: str) -> PreTrainedTokenizerFast:
-    """Build a tokenizer from the result of `train_wordpiece`."""
+    """Build a tokenizer from the result of `train_wordpiece` or `to_json`."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer.from_str(text)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special_tokens(tokenizer))
+
+
+def to_json(backend: Any) -> str:
+    """Return a tokenizer of the `tokenizers` library as JSON text, without the length of an earlier batch."""
     from tokenizers import Tokenizer
 
-    return _wrap(Tokenizer.from_str(text))
+    plain = Tokenizer.from_str(backend.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    return str(plain.to_str())
+
+
+def special_tokens(tokenizer: Any) -> dict[str, str]:
+    """Return the special tokens of a tokenizer of the `tokenizers` library, whose JSON text does not name their roles.
+
+    They are found by the names that BERT, RoBERTa (also XLM-R and NLLB), T5, GPT-2 and CLIP give them.
+    """
+    return {
+        f"{role}_token": token
+        for role, names in _NAMES.items()
+        for token in [next((name for name in names if tokenizer.token_to_id(name) is not None), None)]
+        if token is not None
+    }
 
 
 def _wrap(tokenizer: Any) -> PreTrainedTokenizerFast:
@@ -71,6 +108,11 @@ def open_tokenizer(name: str) -> PreTrainedTokenizerFast:
         return _tokenizer_from_file(path)
     if not path.exists() and (name.startswith((".", "/", "~")) or path.suffix in (".txt", ".json")):
         raise UserError(f"Expected a tokenizer folder, a vocab.txt or a hub name, got {name!r}: correct the path.")
+    if path.is_dir() and not any(list(path.glob(pattern)) for pattern in _FILES):
+        raise UserError(
+            f"Expected a tokenizer in the folder {name!r}, found none: download tokenizer.json, or name another folder "
+            "or a hub name."
+        )
     from transformers import AutoTokenizer
 
     try:
@@ -112,7 +154,8 @@ def _tokenizer_from_file(path: Path) -> PreTrainedTokenizerFast:
 def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     """Set the tokenizer's template to `[CLS] text [SEP]` or, as the ALBEF authors do, `[CLS] text`.
 
-    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template.
+    Tokenizers without the two tokens (CLIP's, GPT-2's) keep their own template, and so do those that begin with another
+    token (NLLB's with the language), if it is complete.
 
     Raises:
         UserError: If `append_sep` is False for a tokenizer without [CLS] or [SEP].
@@ -126,6 +169,9 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
         return
     from tokenizers import processors
 
+    begin = tokenizer.backend_tokenizer.encode("").ids[:1]
+    if append_sep and begin and begin != [tokenizer.cls_token_id]:
+        return
     ends = [(tokenizer.cls_token, tokenizer.cls_token_id), (tokenizer.sep_token, tokenizer.sep_token_id)]
     cls, sep = tokenizer.cls_token, tokenizer.sep_token
     tail = f" {sep}" if append_sep else ""

@@ -71,10 +71,14 @@ def open_data(words: list[str]) -> PairDataModule:
 
 
 def opened(data: PairDataModule, module: Any) -> PairDataModule:
-    """Set up a datamodule for fitting without a Trainer; of the module, only the expected preprocessing is read."""
-    expected = getattr(module, "expected_preprocessing", dict)
+    """Set up a datamodule for fitting without a Trainer.
+
+    Of the module, only the expected preprocessing, tokenizer and prefix of texts are read.
+    """
+    read: dict[str, Any] = {"expected_preprocessing": getattr(module, "expected_preprocessing", dict)}
+    read |= {name: getattr(module, name) for name in ("expected_tokenizer", "text_prefix") if hasattr(module, name)}
     trainer: Any = SimpleNamespace(
-        lightning_module=SimpleNamespace(expected_preprocessing=expected),
+        lightning_module=SimpleNamespace(**read),
         state=SimpleNamespace(fn="fit", status=None),
         distributed_sampler_kwargs=None,
     )

@@ -95,7 +95,8 @@ def text_encoder(module: Any, tokenizer: Any, data: Mapping[str, Any]) -> Encode
     if tokenizer is None:
         return CLIPTextEncoder(longest or CLIP_TOKENS, *cleaning)
     set_ending(tokenizer, options["append_sep"])
-    return TextEncoder(tokenizer, longest or defaults["max_tokens"], *cleaning)
+    prefix = getattr(module, "text_prefix", "")
+    return TextEncoder(tokenizer, longest or defaults["max_tokens"], *cleaning, prefix=prefix)
 
 
 def has_clip_texts(module: Any) -> bool:

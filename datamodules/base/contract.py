@@ -43,6 +43,17 @@ class AdoptsVocabulary(Protocol):
         """
 
 
+class ExpectsTexts(Protocol):
+    """A module with a trained text encoder; read by `TextDataModule`."""
+
+    def expected_tokenizer(self) -> str | None:
+        """Return the folder or hub name of the encoder's tokenizer, for data without one; None for no such encoder."""
+
+    @property
+    def text_prefix(self) -> str:
+        """Text that the encoder expects before each text; mostly empty."""
+
+
 class NamesViews(Protocol):
     """A module that trains on several augmented views of an image; read by `LabelDataModule`."""
 
@@ -222,4 +233,4 @@ def asked(module: Any, protocol: type[Asked]) -> Asked | None:
 
 def asked_of(trainer: pl.Trainer | None, protocol: type[Asked]) -> Asked | None:
     """Return the module of a trainer typed as a protocol, as `asked` does; None without a trainer."""
-    return None if trainer is None else asked(trainer.lightning_module, protocol)
+    return asked(getattr(trainer, "lightning_module", None), protocol)

@@ -16,7 +16,13 @@ from torch.utils.data import DataLoader
 from ...common.clip_vocabulary import CLIP
 from ...common.errors import UserError
 from ...common.ranges import COUNT, CheckedArguments, Range
-from ...common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json, tokenizer_in_checkpoint
+from ...common.tokenizers import (
+    open_tokenizer,
+    set_ending,
+    to_json,
+    tokenizer_from_json,
+    tokenizer_in_checkpoint,
+)
 from ..text.captions import usable_caption
 from ..text.clip import CLIPTextEncoder
 from ..text.tokenizers import (
@@ -25,7 +31,7 @@ from ..text.tokenizers import (
     tokenizer_digest,
     train_wordpiece,
 )
-from .contract import AdoptsVocabulary, asked_of
+from .contract import AdoptsVocabulary, ExpectsTexts, asked_of
 from .faults import Account, Collated
 from .loaders import BatchLoader, PredictionLoader
 from .sampling import evaluation_batches
@@ -105,7 +111,8 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
 
     Args:
         tokenizer: hub name, local folder, BERT `vocab.txt` or `tokenizer.json`, or "clip" for CLIP's own; by
-            default a WordPiece tokenizer is trained on the training captions, and saved in checkpoints.
+            default that of the module's text encoder, else a WordPiece tokenizer that is trained on the training
+            captions. Both are saved in checkpoints.
         vocab_size: largest number of entries of a tokenizer (BERT: 30,522); the module adopts the actual number of
             entries of a trained tokenizer.
         max_tokens: longest token sequence, special tokens included (ALBEF: 25).
@@ -118,7 +125,7 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
         predict_texts: texts for prediction, beside images or alone: a list, or a text file with one text per line.
     """
 
-    asks: ClassVar[tuple[type, ...]] = (AdoptsVocabulary,)
+    asks: ClassVar[tuple[type, ...]] = (AdoptsVocabulary, ExpectsTexts)
 
     # Members of `SampledDataModule` and `ImageTransforms`
     _rows: dict[Split, Any]
@@ -190,7 +197,7 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
         """Restore the seed and the trained tokenizer of a checkpoint."""
         super().load_state_dict(state_dict)
         tokenizer = state_dict.get("tokenizer")
-        if tokenizer is not None and self._tokenizer_name is not None:
+        if tokenizer is not None and self._given_tokenizer() is not None:
             rank_zero_warn(
                 f"The checkpoint has a trained tokenizer ({tokenizer_digest(tokenizer)}), but data.tokenizer is "
                 f"{self._tokenizer_name!r}: token ids differ from those in the checkpoint."
@@ -215,14 +222,17 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
                 from ..text.clip_tokenizer import clip_tokenizer
 
                 tokenizer = clip_tokenizer(self.max_tokens)
-            elif self._tokenizer_name is not None:
-                tokenizer = open_tokenizer(self._tokenizer_name)
+            elif (given := self._given_tokenizer()) is not None:
+                tokenizer = open_tokenizer(given)
             else:
                 if self._trained is None:
                     resumed = getattr(self.trainer, "ckpt_path", None)
-                    self._trained = tokenizer_in_checkpoint(resumed) or self._train_tokenizer()
+                    own = self._module_tokenizer()
+                    self._trained = tokenizer_in_checkpoint(resumed) or (
+                        self._train_tokenizer() if own is None else to_json(open_tokenizer(own).backend_tokenizer)
+                    )
                 tokenizer = tokenizer_from_json(self._trained)
-            if len(tokenizer) > self.vocab_size:
+            if len(tokenizer) > self.vocab_size and self._module_tokenizer() is None:  # else the module compares
                 raise UserError(
                     f"Expected at most data.vocab_size={self.vocab_size} entries in the tokenizer "
                     f"{self._tokenizer_name or 'of the checkpoint'!r}, got {len(tokenizer)}: increase vocab_size, of "
@@ -238,6 +248,19 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
         """Ids of `pad`, `cls`, `sep` and `mask`; None if the tokenizer has no such token."""
         tokenizer = self.tokenizer
         return {name: getattr(tokenizer, f"{name}_token_id") for name in ("pad", "cls", "sep", "mask")}
+
+    def _module_tokenizer(self) -> str | None:
+        """Return the name of the tokenizer of the module's text encoder, if it has one."""
+        module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]
+        return None if module is None else module.expected_tokenizer()
+
+    def _given_tokenizer(self) -> str | None:
+        """Return the given name; None if it is that of the module's text encoder, which checkpoints contain."""
+        return None if self._tokenizer_name == self._module_tokenizer() else self._tokenizer_name
+
+    def _text_prefix(self) -> str:
+        module = asked_of(self.trainer, ExpectsTexts)  # type: ignore[type-abstract]
+        return "" if module is None else module.text_prefix
 
     def _size_vocabulary(self) -> None:
         """Let the module adopt the size of the trained tokenizer, before callbacks copy the module."""
@@ -264,7 +287,14 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
         tokenizer: Any = self.tokenizer
         if self._tokenizer_name == CLIP:
             return CLIPTextEncoder(self.max_tokens, self.clean_captions, self.max_words)
-        return TextEncoder(tokenizer, self.max_tokens, self.clean_captions, self.max_words, self.pad_to_multiple_of)
+        return TextEncoder(
+            tokenizer,
+            self.max_tokens,
+            self.clean_captions,
+            self.max_words,
+            self.pad_to_multiple_of,
+            self._text_prefix(),
+        )
 
     # Loaders
 

@@ -98,6 +98,7 @@ class TextEncoder(Encoder):
         max_tokens: as in `Encoder`, like `clean` and `max_words`.
         pad_to_multiple_of: batches are padded to a length that this divides, or to `max_tokens`; by default to their
             longest sequence.
+        prefix: text before each caption.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class TextEncoder(Encoder):
         clean: bool,
         max_words: int,
         pad_to_multiple_of: int = 1,
+        prefix: str = "",
     ) -> None:
         if tokenizer.pad_token_id is None:
             if tokenizer.eos_token is None:
@@ -117,6 +119,7 @@ class TextEncoder(Encoder):
         super().__init__(max_tokens, clean, max_words)
         self.tokenizer = tokenizer
         self.pad_to_multiple_of = pad_to_multiple_of
+        self.prefix = prefix
 
     def __call__(self, captions: Sequence[str]) -> dict[str, torch.Tensor]:
         """Encode captions, padded to the longest."""
@@ -124,7 +127,7 @@ class TextEncoder(Encoder):
             empty = torch.zeros(0, 1, dtype=torch.long)
             return {"input_ids": empty, "attention_mask": empty.clone()}
         encoded = self.tokenizer(
-            [self.cleaned(caption, self.max_words) for caption in captions],
+            [self.prefix + self.cleaned(caption, self.max_words) for caption in captions],
             padding="longest",
             truncation=True,
             max_length=self.max_tokens,
@@ -141,7 +144,7 @@ class TextEncoder(Encoder):
         """Return the number of tokens of each caption, as the base class does."""
         if not captions:
             return []
-        texts = [self.cleaned(caption, ALL_WORDS) for caption in captions]
+        texts = [self.prefix + self.cleaned(caption, ALL_WORDS) for caption in captions]
         return [len(ids) for ids in self.tokenizer(texts, verbose=False)["input_ids"]]
 
 

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...callbacks import rank
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
-from ...common.tokenizers import SPECIAL_TOKENS
 from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder, unsharded_class
 from ..core.fitting import load_fitting
 from ..core.settings import accepted_names
 from ..core.trainers import datamodule_of
-from ..core.transformers_files import save_tokenizer
+from ..core.transformers_files import save_tokenizer, special_token_ids
 from .evaluated import EvaluatedModule
 from .model_card import CARD_FILE, Provenance, Training, model_card
 from .sharding import full_state
@@ -256,17 +254,21 @@ def arguments_without_weights(hparams: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("vision", "text"):
         if "weights" in (arguments.get(name) or {}):
             arguments[name] = dict(arguments[name]) | {"weights": None}
+    if isinstance(model := arguments.get("model"), Mapping):  # perhaps two towers with weights each
+        arguments["model"] = {
+            name: dict(tower) | {"weights": "random"} if isinstance(tower, Mapping) and "weights" in tower else tower
+            for name, tower in model.items()
+        }
     return arguments | {name: None for name in ("weights", "optimizer", "lr_scheduler") if name in arguments}
 
 
 def _save_tokenizer(module: ExportedModule, text: str, folder: Path) -> None:
     """Write the tokenizer with its special tokens, which the JSON text does not contain.
 
-    Their numbers are the module's `text.special_token_ids`, else those of BERT's special tokens in the vocabulary.
+    Their numbers are the module's `text.special_token_ids`, else those of the usual special tokens in the vocabulary.
     """
     numbers = getattr(getattr(module, "text", None), "special_token_ids", None)
     if numbers is None:
-        tokenizer = Tokenizer.from_str(text)
-        numbers = {name: tokenizer.token_to_id(token) for name, token in SPECIAL_TOKENS.items()}
+        numbers = special_token_ids(text)
     length = module.data_sizes().max_tokens or getattr(module, "max_tokens", None)
     save_tokenizer(text, folder, {name: number for name, number in numbers.items() if number is not None}, length)

@@ -9,12 +9,11 @@ from typing import Any
 import yaml
 from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
-from tokenizers import Tokenizer
 
 from ...callbacks.modules import chance_levels
 from ...common.preprocessing import described
 from ...common.shown import public
-from ...common.tokenizers import saved_tokenizer
+from ...common.tokenizers import saved_tokenizer, to_json
 from ..core.checkpoints import RESULTS_KEY, class_name
 from ..core.trainers import datamodule_of, trainer_of
 
@@ -114,10 +113,7 @@ def tokenizer_of_data(datamodule: Any | None) -> str | None:
     backend = getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
     if backend is None:
         return None
-    tokenizer = Tokenizer.from_str(backend.to_str())
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return str(tokenizer.to_str())
+    return to_json(backend)
 
 
 @dataclass

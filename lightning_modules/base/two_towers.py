@@ -6,16 +6,20 @@ Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E e
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
 from torch import Tensor
 
+from ...common.errors import UserError
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
 from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
+from ..networks.clip.pair import TowerPair, load_towers
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model
+from ..networks.clip.text_encoder import EncoderTower
 from ..optim.optimizers import channels_last
 from .example_batch import pair_batch
 from .method import Method
@@ -46,9 +50,65 @@ class TwoTowers(Method):
         return unit(self.evaluated.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return unit-length features [B, E] of texts [B, L]; the towers use all positions and no mask."""
-        check_length(input_ids, self.max_tokens)
+        """Return unit-length features [B, E] of texts [B, L].
+
+        open_clip's text towers use all positions and no mask; an encoder of transformers leaves out the padding.
+        """
+        self.check_texts(input_ids)
         return unit(self.evaluated.encode_text(input_ids))
+
+    def check_texts(self, input_ids: Tensor) -> None:
+        """Check the number of tokens of texts [B, L].
+
+        Raises:
+            UserError: If the text tower does not take it.
+        """
+        check_length(input_ids, self.max_tokens, fixed=self.text_encoder is None)
+
+    @property
+    def text_encoder(self) -> EncoderTower | None:
+        """The text tower, if it is an encoder of transformers."""
+        return self.student.text if isinstance(self.student.text, EncoderTower) else None
+
+    def load_tower_weights(self) -> None:
+        """Load the weights of the towers of a pair that was not trained together."""
+        if isinstance(self.model, TowerPair):
+            rank_zero_info(load_towers(self.student, self.model))
+
+    # Texts, which data reads
+
+    def expected_tokenizer(self) -> str | None:
+        """Return the folder or hub name of the tokenizer of an encoder of transformers; None for other text towers."""
+        if self.text_encoder is None:
+            return None
+        name: str | None = model_config(self.model)["text_cfg"].get("hf_tokenizer_name")
+        return name
+
+    @property
+    def text_prefix(self) -> str:
+        """Text before each text."""
+        return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
+
+    def on_train_start(self) -> None:
+        """Compare the data's tokenizer, restored from a checkpoint by now, with that of an encoder of transformers.
+
+        Raises:
+            UserError: If it has other ids.
+        """
+        super().on_train_start()
+        tower = self.text_encoder
+        tokenizer = None if tower is None else getattr(self.datamodule, "tokenizer", None)
+        if tower is None or tokenizer is None:
+            return
+        padding = getattr(tokenizer, "pad_token_id", None)
+        padding = getattr(tokenizer, "eos_token_id", None) if padding is None else padding
+        entries = len(tokenizer)
+        if padding != tower.pad_token_id or entries > tower.vocab_size:
+            raise UserError(
+                f"Expected the tokenizer of the text tower {self.expected_tokenizer()!r}, with at most "
+                f"{tower.vocab_size} entries and the padding id {tower.pad_token_id}, got one with {entries} entries "
+                f"and the padding id {padding}: leave data.tokenizer out, which then is the tower's own."
+            )
 
     def expected_image_size(self) -> int:
         """Return the argument `vision.image_size`, else the size in the model's configuration, in pixels."""

@@ -9,11 +9,16 @@ from torch import Tensor
 from ...common.errors import UserError
 from ..core.checkpoints import class_of, saved_settings
 from ..networks.clip.lora import LoRASettings, merged_state
+from ..networks.clip.pair import RANDOM, TowerPair
+from ..networks.clip.shapes import resolved
 from ..networks.clip.weights import STUDENT, below
 
 
 def interpolated(cls: type[Any], content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:
     """Return the checkpoint of a model between the published weights and a training that started with them.
+
+    Of two towers that were not trained together, the networks with trained weights are interpolated; what started with
+    random weights, such as the projections, is that of the training.
 
     Args:
         cls: class of the method, with a network `student`.
@@ -27,9 +32,11 @@ def interpolated(cls: type[Any], content: Mapping[str, Any], source: str, ratio:
     Raises:
         UserError: If the checkpoint is of another class, has no `weights` that it started with, or they cannot be read.
     """
-    if class_of(saved_settings(content)) != cls.__name__ or not content["hyper_parameters"].get("weights"):
+    is_of_class = class_of(saved_settings(content)) == cls.__name__
+    trained = _trained_networks(content["hyper_parameters"]) if is_of_class else ()
+    if not trained:
         raise UserError(
-            f"Expected a training of {cls.__name__} with model.weights to interpolate with, got another in {source}: "
+            f"Expected a training of {cls.__name__} with trained weights to interpolate with, got another in {source}: "
             "give the checkpoint of a fine-tuning."
         )
     # The command line adds the name of the class.
@@ -41,7 +48,9 @@ def interpolated(cls: type[Any], content: Mapping[str, Any], source: str, ratio:
     after = below(STUDENT, content["state_dict"])
     if lora:
         after = merged_state(after, LoRASettings(**lora))
-    state = interpolate(start.student.state_dict(), after, ratio)
+    before = start.student.state_dict()
+    before |= {name: tensor for name, tensor in after.items() if not name.startswith(trained)}
+    state = interpolate(before, after, ratio)
     kept = {
         name: value for name, value in content.items() if name not in ("optimizer_states", "lr_schedulers", "loops")
     }
@@ -50,6 +59,17 @@ def interpolated(cls: type[Any], content: Mapping[str, Any], source: str, ratio:
         "state_dict": {STUDENT + name: tensor for name, tensor in state.items()},
         "callbacks": {},
     }
+
+
+def _trained_networks(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the begins of the names of weights that a training started with, trained."""
+    if arguments.get("weights"):
+        return ("",)
+    pair = resolved(arguments["model"]) if arguments.get("model") is not None else None
+    if not isinstance(pair, TowerPair):
+        return ()
+    networks = {"visual.trunk.": pair.image.weights, "text.transformer.": pair.text.weights}
+    return tuple(begin for begin, weights in networks.items() if weights != RANDOM)
 
 
 def interpolate(before: Mapping[str, Tensor], after: Mapping[str, Tensor], ratio: float) -> dict[str, Tensor]:

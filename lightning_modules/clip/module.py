@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
 from open_clip import CustomTextCLIP
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,12 +29,14 @@ from ..core.memory import MemorySettings
 from ..core.settings import plain
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import check_length, contrast_losses, pair_ids, share_of_repeats, student_features
+from ..losses.contrast import contrast_losses, pair_ids, share_of_repeats, student_features
 from ..losses.sigmoid import sigmoid_loss
 from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model
-from ..networks.clip.preprocessing import ImageSettings, preprocessing_of_weights
+from ..networks.clip.pair import TowerPair, load_towers
+from ..networks.clip.preprocessing import ImageSettings, preprocessing_of_weights, preprocessing_with
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig
+from ..networks.clip.weights import LongerTexts
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -43,7 +46,7 @@ from .interpolation import interpolated
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer
 from .stored import check_stored, locked_towers
-from .tuning import fix_batch_norm, parameter_groups, prepare
+from .tuning import fix_batch_norm, fix_locked_encoders, parameter_groups, prepare
 
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
 """Initial logit scale and bias of SigLIP (section 3.2), for weights that were trained without a bias."""
@@ -53,12 +56,16 @@ class CLIPModule(TwoTowers):
     """Fine-tuning of a pair of towers with CLIP's or SigLIP's loss over the pairs of all processes.
 
     Args:
-        model: a model of MobileCLIP's or of open_clip's by name, or the shape of its towers (see `MobileCLIPModule`);
-            left out for a folder.
+        model: a model of MobileCLIP's or of open_clip's by name, the shape of its towers (see `MobileCLIPModule`), or
+            two towers that were not trained together (see `TowerPair`); left out for a folder.
         weights: published weights to start from: a tag of open_clip's (which is downloaded), a file of open_clip's, of
             the vendor's or of this package, or a folder of open_clip's (`local-dir:`). Datamodules of this package then
             use their preprocessing.
-        max_tokens: number of tokens of a text (CLIP: 77).
+        max_tokens: number of tokens of a text (CLIP: 77); the largest one for an encoder of transformers.
+        longer_texts: how the positions of published weights become `max_tokens`, if these are more: "stretched" keeps
+            the first 20 and interpolates the others (Long-CLIP: from 77 to 248), so that a causal tower's features of
+            short texts do not change; "interpolated" interpolates all; None refuses the weights. Encoders of
+            transformers with relative or rotary positions need neither.
         match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
         vision: see `ImageSettings`.
         loss: see `LossSettings`.
@@ -80,9 +87,10 @@ class CLIPModule(TwoTowers):
 
     def __init__(
         self,
-        model: str | ModelShape | OpenClipConfig | None = None,
+        model: str | ModelShape | OpenClipConfig | TowerPair | None = None,
         weights: str | None = None,
         max_tokens: Annotated[int, COUNT] = 77,
+        longer_texts: LongerTexts | None = None,
         match_equal_texts: bool | None = None,
         vision: ImageSettings = ImageSettings(),
         loss: LossSettings = LossSettings(),
@@ -99,8 +107,9 @@ class CLIPModule(TwoTowers):
         self.given = model
         self.weights = weights
         self.max_tokens = max_tokens
+        self.longer_texts: LongerTexts | None = longer_texts
         self.student = self._build()
-        prepare(self.student, self.tuning)
+        prepare(self.student, self.tuning, isinstance(self.model, TowerPair))
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
 
@@ -114,7 +123,7 @@ class CLIPModule(TwoTowers):
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`."""
-        check_length(batch["input_ids"], self.max_tokens)
+        self.check_texts(batch["input_ids"])
         ids = self._ids(batch)
         # Features of a locked tower may come with the batch.
         captions = {"text": batch["text_features"] if "text_features" in batch else batch["input_ids"]}
@@ -151,22 +160,27 @@ class CLIPModule(TwoTowers):
         return rows, columns
 
     def train(self, mode: bool = True) -> CLIPModule:
-        """Set the mode; statistics of BatchNorm that must not change stay in eval mode."""
+        """Set the mode; a locked encoder, and statistics of BatchNorm that must not change, stay in eval mode."""
         super().train(mode)
         fix_batch_norm(self.student, self.tuning)
+        if isinstance(self.model, TowerPair):
+            fix_locked_encoders(self.student)
         return self
 
     # Overrides of Method
 
     def load_initial_weights(self) -> None:
-        """Load `weights`, below the adapters if there are any, and saved adapters."""
+        """Load `weights`, else those of both towers, below the adapters if there are any, and saved adapters."""
         lora = self.tuning.lora
         if lora is not None and lora.weights is not None:
             load_adapters(self.student, lora.weights)
-        if self.weights is None:
+        if self.weights is None and not isinstance(self.model, TowerPair):
             return
         network = self.student if self.tuning.lora is None else self._build()
-        load_start(network, self.model, self.given, self.weights)
+        if self.weights is not None:
+            load_start(network, self.model, self.given, self.weights, self.longer_texts)
+        elif isinstance(self.model, TowerPair):
+            rank_zero_info(load_towers(network, self.model))
         if network.logit_bias is not None and not network.logit_bias.any():  # the weights have none
             network.logit_scale.data.fill_(math.log(SIGLIP_SCALE))
             network.logit_bias.data.fill_(SIGLIP_BIAS)
@@ -178,9 +192,10 @@ class CLIPModule(TwoTowers):
                     state[name_with_adapters].copy_(loaded[name])
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return the preprocessing that `weights` expect."""
+        """Return the preprocessing that `weights` expect, or the image tower of a pair."""
         if self.weights is None:
-            return None
+            pair = isinstance(self.model, TowerPair)
+            return preprocessing_with(self.model, self.vision).as_dict() if pair else None
         return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
 
     def setup(self, stage: str) -> None:
@@ -190,9 +205,10 @@ class CLIPModule(TwoTowers):
             UserError: If the model was trained with a tokenizer of the hub and the data has CLIP's.
         """
         super().setup(stage)
-        needed = needed_tokenizer(self.model)
-        tokenizer = getattr(self.datamodule, "tokenizer", None)
-        if needed is not None and getattr(tokenizer, "vocab_size", None) == CLIP_VOCABULARY:
+        needed = None if self.text_encoder is not None else needed_tokenizer(self.model)
+        if needed is None:
+            return
+        if getattr(getattr(self.datamodule, "tokenizer", None), "vocab_size", None) == CLIP_VOCABULARY:
             raise UserError(
                 f"Expected the tokenizer {needed} of {self.model}, got CLIP's: set data.tokenizer to {needed}, and "
                 f"data.vocab_size and data.max_tokens to the model's."

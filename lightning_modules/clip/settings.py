@@ -41,8 +41,9 @@ class TuningSettings(SettingsGroup, option="tuning"):
 
     Args:
         lock_image: number of first blocks of the image tower that do not train, embeddings included; "all" locks the
-            tower.
-        lock_text: number of first blocks of the text tower that do not train, embeddings included; "all" locks it.
+            tower, in a pair that was not trained together except its projection.
+        lock_text: number of first blocks of the text tower that do not train, embeddings included; "all" locks it
+            likewise.
         layer_decay: factor of the learning rate from each layer of a tower to the layer below, separately for both
             towers; 1 gives all layers the same rate (BEiT: 0.65 to 0.75 for fine-tuning).
         batch_norm: "fixed" normalizes by the statistics of the pre-training, which do not change; "trained" by those of

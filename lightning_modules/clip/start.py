@@ -13,8 +13,10 @@ from open_clip.pretrained import get_pretrained_cfg
 from ...common.errors import UserError
 from ..networks.clip.files import CONFIG_NAME, folder_of, is_tag
 from ..networks.clip.models import PRESETS, model_config
+from ..networks.clip.pair import TowerPair
 from ..networks.clip.shapes import Model, OpenClipConfig, resolved
-from ..networks.clip.weights import load_state, load_weights
+from ..networks.clip.text_encoder import with_config
+from ..networks.clip.weights import LongerTexts, load_state, load_weights
 from ..networks.published_clip import load_published
 
 _QUICK = "-quickgelu"
@@ -32,11 +34,11 @@ def model_of(model: Model | None, weights: str | None) -> Model:
         UserError: If there is no such model, folder or tag.
     """
     named = None if model is None else resolved(model)
-    if isinstance(named, OpenClipConfig):  # of a checkpoint, which does not need the folder
+    if isinstance(named, (OpenClipConfig, TowerPair)):  # of a checkpoint, which does not need the folder
         return named
     folder = None if weights is None else folder_of(weights)
     if folder is not None:
-        return OpenClipConfig(folder.resolve().name, _config_of(folder))
+        return OpenClipConfig(folder.resolve().name, with_config(_config_of(folder), folder))
     if named is None:
         raise UserError(
             "Expected the name of the model as model.model, got none: add it, such as ViT-B-32, or give a folder with "
@@ -57,7 +59,13 @@ def model_of(model: Model | None, weights: str | None) -> Model:
     return named
 
 
-def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weights: str) -> None:
+def load_start(
+    network: CustomTextCLIP,
+    model: Model,
+    name: Model | None,
+    weights: str,
+    longer_texts: LongerTexts | None = None,
+) -> None:
     """Load published weights into towers that `build_model` made, and say so.
 
     Args:
@@ -65,17 +73,18 @@ def load_start(network: CustomTextCLIP, model: Model, name: Model | None, weight
         model: result of `model_of`.
         name: the model as the user gave it.
         weights: as in `model_of`.
+        longer_texts: as in `load_state`.
 
     Raises:
         UserError: If there are no such weights, or they are of another model.
     """
     folder = folder_of(weights)
     if folder is None and not is_tag(weights):
-        rank_zero_info(load_weights(network, model, weights))
+        rank_zero_info(load_weights(network, model, weights, longer_texts))
         return
     published = load_published(None if folder else str(name), str(folder or weights))
     state = convert_to_custom_text_state_dict(published.network.state_dict())
-    rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights"))
+    rank_zero_info(load_state(network, model, dict(state), repr(weights), "the weights", longer_texts=longer_texts))
 
 
 def needed_tokenizer(model: Model) -> str | None:

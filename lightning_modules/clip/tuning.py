@@ -9,6 +9,8 @@ from torch import nn
 from ...common.errors import UserError
 from ..core.memory import BatchNorm
 from ..networks.clip.lora import add_adapters
+from ..networks.clip.pair import IMAGE_PROJECTION
+from ..networks.clip.text_encoder import PROJECTION
 from ..networks.clip.towers import layers_of
 from ..optim.optimizers import weight_decay_groups
 from .settings import TuningSettings
@@ -17,12 +19,17 @@ TOWERS = {"visual": "lock_image", "text": "lock_text"}
 """Attribute of each tower, and the setting that locks it."""
 
 
-def prepare(network: CustomTextCLIP, tuning: TuningSettings) -> None:
+PROJECTIONS = {"visual": IMAGE_PROJECTION, "text": PROJECTION}
+"""Attribute of each tower, and the begin of the names of its projection's weights in a pair of one's own."""
+
+
+def prepare(network: CustomTextCLIP, tuning: TuningSettings, is_pair: bool = False) -> None:
     """Add adapters and lock layers, in place.
 
     Args:
         network: both towers.
         tuning: which weights train.
+        is_pair: whether the towers were not trained together: their projections then always train.
 
     Raises:
         UserError: If a tower has fewer blocks than are locked, or nothing is left to train.
@@ -34,6 +41,11 @@ def prepare(network: CustomTextCLIP, tuning: TuningSettings) -> None:
             network.logit_bias.requires_grad_(True)
     for tower, setting in TOWERS.items():
         _lock(getattr(network, tower), getattr(tuning, setting), f"tuning.{setting}")
+        if is_pair:
+            projection = PROJECTIONS[tower]
+            for name, parameter in getattr(network, tower).named_parameters():
+                if name.startswith(projection):
+                    parameter.requires_grad_(True)
     if not any(parameter.requires_grad for tower in TOWERS for parameter in getattr(network, tower).parameters()):
         raise UserError(
             f"Expected weights to train beside the logit scale, got tuning.lock_image={tuning.lock_image!r} and "
@@ -60,6 +72,13 @@ def fix_batch_norm(network: nn.Module, tuning: TuningSettings) -> None:
             trains = module.weight is not None and module.weight.requires_grad
             if tuning.batch_norm == "fixed" or not trains:
                 module.eval()
+
+
+def fix_locked_encoders(network: CustomTextCLIP) -> None:
+    """Put encoders without a weight that trains into eval mode: dropout would change a locked tower's features."""
+    for encoder in (network.visual.trunk, network.text.transformer):
+        if not any(parameter.requires_grad for parameter in encoder.parameters()):
+            encoder.eval()
 
 
 def parameter_groups(module: nn.Module, network: CustomTextCLIP, layer_decay: float) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from ...common.clip_vocabulary import END, START
 from ...common.preprocessing import Preprocessing
+from ...common.tokenizers import special_tokens
 
 
 def write_model(state: Mapping[str, Tensor], config: Any, architecture: str, folder: Path) -> None:
@@ -55,9 +56,22 @@ def save_tokenizer(text: str, folder: Path, special: Mapping[str, int], length: 
         tokens = {"bos_token": START, "eos_token": END, "pad_token": END, "unk_token": END}
     else:
         tokens = {f"{name}_token": tokenizer.id_to_token(number) for name, number in special.items()}
-        tokens["unk_token"] = getattr(tokenizer.model, "unk_token", None)
+        tokens.setdefault("unk_token", getattr(tokenizer.model, "unk_token", None))
     options = {} if length is None else {"model_max_length": length}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens, **options).save_pretrained(folder)
+
+
+def special_token_ids(text: str) -> dict[str, int]:
+    """Return the ids of the special tokens of a tokenizer with usual names, by role, such as "cls".
+
+    Args:
+        text: the tokenizer as JSON text of the `tokenizers` library.
+    """
+    tokenizer = Tokenizer.from_str(text)
+    ids = {
+        role.removesuffix("_token"): tokenizer.token_to_id(token) for role, token in special_tokens(tokenizer).items()
+    }
+    return {role: number for role, number in ids.items() if number is not None}
 
 
 @contextlib.contextmanager

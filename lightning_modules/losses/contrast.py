@@ -53,7 +53,7 @@ def student_features(
 
     def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
         # All captions share one pass through the text tower.
-        joined = torch.cat(texts)
+        joined = _joined(texts, student)
         text = projected(student.text, joined) if joined.is_floating_point() else student.encode_text(joined)
         images = projected(student.visual, image) if image.ndim == 2 else student.encode_image(image)
         return tuple(unit(feature) for feature in (images, *text.chunk(len(texts))))
@@ -73,12 +73,33 @@ def student_features(
     }
 
 
-def check_length(input_ids: Tensor, max_tokens: int) -> None:
-    """Check the number of tokens of a text, which the text towers cannot vary.
+def _joined(texts: Sequence[Tensor], student: Any) -> Tensor:
+    """Return texts of several lengths, token ids [b, L], in one batch, padded to the longest."""
+    longest = max(text.shape[1] for text in texts)
+    if all(text.shape[1] == longest for text in texts):
+        return torch.cat(list(texts))
+    padding = student.text.pad_token_id
+    return torch.cat([F.pad(text, (0, longest - text.shape[1]), value=padding) for text in texts])
+
+
+def check_length(input_ids: Tensor, max_tokens: int, fixed: bool = True) -> None:
+    """Check the number of tokens of a text, which open_clip's text towers cannot vary.
+
+    Args:
+        input_ids: long [b, L].
+        max_tokens: number of tokens.
+        fixed: whether the text tower takes this number only, and not fewer.
 
     Raises:
         UserError: If it differs.
     """
+    if not fixed:
+        if input_ids.shape[1] > max_tokens:
+            raise UserError(
+                f"Expected texts of at most {max_tokens} tokens, got {input_ids.shape[1]}: give data and module the "
+                "same max_tokens."
+            )
+        return
     if input_ids.shape[1] != max_tokens:
         raise UserError(
             f"Expected captions of {max_tokens} tokens, got {input_ids.shape[1]}: give the data tokenizer clip, "

@@ -33,9 +33,10 @@ from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings
 from ..core.settings import plain
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids, student_features
+from ..losses.contrast import ContrastLosses, contrast_losses, pair_ids, student_features
 from ..networks.clip.models import build_model
-from ..networks.clip.preprocessing import preprocessing_of_weights, training_normalization
+from ..networks.clip.pair import TowerPair
+from ..networks.clip.preprocessing import preprocessing_of_weights, preprocessing_with, training_normalization
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.weights import load_weights
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -60,7 +61,8 @@ class MobileCLIPModule(TwoTowers):
 
     Args:
         model: the student: the name of one of MobileCLIP's or MobileCLIP2's models ("MobileCLIP-S0") or of open_clip's,
-            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these.
+            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these; or
+            two towers that were not trained together (see `TowerPair`).
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
@@ -87,7 +89,7 @@ class MobileCLIPModule(TwoTowers):
 
     def __init__(
         self,
-        model: str | ModelShape = "MobileCLIP-S0",
+        model: str | ModelShape | TowerPair = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: Annotated[int, COUNT] = 77,
@@ -125,7 +127,9 @@ class MobileCLIPModule(TwoTowers):
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         """Return L_Total(B_real) + L_Total(B_syn), each of (1 - lambda) L_CLIP + lambda L_Distill (section 3)."""
         weight = self.teacher.distillation_weight  # lambda
-        captions = captions_of(batch, self.captions, self.max_tokens)  # the pairs: B_real and B_syn share their images
+        captions = captions_of(batch, self.captions)  # the pairs: B_real and B_syn share their images
+        for token_ids in captions.values():
+            self.check_texts(token_ids)
         # The teachers see the images without RangeAugment, and run before the student's activations are held.
         targets = self.teachers.targets(batch, captions) if weight > 0 else {}
         image, losses = student_images(self.augment, self, batch["image"])
@@ -178,16 +182,18 @@ class MobileCLIPModule(TwoTowers):
     def load_initial_weights(self) -> None:
         """Load `weights` into the student and its average."""
         if self.weights is None:
-            return
-        rank_zero_info(load_weights(self.student, self.model, self.weights))
+            self.load_tower_weights()
+        else:
+            rank_zero_info(load_weights(self.student, self.model, self.weights))
         if self.average is not None:
             self.average.load_state_dict(self.student.state_dict())
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return the preprocessing that `weights` expect."""
-        if self.weights is None:
-            return None
-        return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
+        """Return the preprocessing that `weights` expect, or the image tower of a pair."""
+        if self.weights is not None:
+            return preprocessing_of_weights(self.model, self.weights, self.vision.image_size)
+        pair = isinstance(self.model, TowerPair)
+        return preprocessing_with(self.model, self.vision).as_dict() if pair else None
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student, its average and the teachers that run online."""
@@ -235,16 +241,15 @@ class MobileCLIPModule(TwoTowers):
         super().export(target, layout)
 
 
-def captions_of(batch: Mapping[str, Tensor], selection: str, max_tokens: int) -> dict[str, Tensor]:
+def captions_of(batch: Mapping[str, Tensor], selection: str) -> dict[str, Tensor]:
     """Return the captions of a training batch to train on, token ids [b, L] by kind.
 
     Args:
         batch: the batch.
         selection: "real", "synthetic" or "both".
-        max_tokens: number of tokens of a text.
 
     Raises:
-        UserError: If the batch has none, or they are of another length.
+        UserError: If the batch has none.
     """
     captions = {kind: batch[name] for kind, name in CAPTIONS.items() if name in batch and selection in (kind, "both")}
     if not captions:
@@ -252,7 +257,6 @@ def captions_of(batch: Mapping[str, Tensor], selection: str, max_tokens: int) ->
             f"Expected {CAPTIONS['synthetic']} in the training batch, got only {', '.join(batch)}: train on reinforced "
             "data, or leave model.captions out."
         )
-    check_length(next(iter(captions.values())), max_tokens)
     return captions
 
 

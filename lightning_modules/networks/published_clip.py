@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -18,12 +18,17 @@ from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from ...common.preprocessing import Preprocessing
+from ...common.tokenizers import saved_tokenizer
+from ..core.checkpoints import is_checkpoint, is_folder, read_folder
 from ..core.frozen import Frozen, reads_weights
+from ..core.programs import padding_tokenizer
 from .attention import set_clip_attention
 from .clip.files import CONFIG_NAME, folder_of, is_tag
 from .clip.models import build_model, preset_of
+from .clip.pair import TowerPair
 from .clip.preprocessing import preprocessing_of, preprocessing_of_training
-from .clip.shapes import resolved
+from .clip.shapes import Model, resolved
+from .clip.text_encoder import EncoderTower
 from .clip.weights import load_pretrained, network_of_training
 
 RANDOM = "random"
@@ -67,16 +72,22 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
     the name of the model, and only warns if both differ.
 
     Args:
-        model: a name of open_clip's or MobileCLIP's; ignored where `weights` is a folder.
-        weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
-            folder with `open_clip_config.json` and the weights; or a file of open_clip's, of the vendor's, or a
+        model: a name of open_clip's or MobileCLIP's; ignored where `weights` is a folder, and not needed for a
             checkpoint of a training here.
+        weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
+            folder with `open_clip_config.json` and the weights, or an export of a pair of towers here; or a file of
+            open_clip's, of the vendor's, or a checkpoint of a training here.
 
     Raises:
         UserError: If there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
     """
     folder = folder_of(weights) if reads_weights() else None
-    if folder is not None:
+    path = Path(weights).expanduser()
+    trained = None if model is not None and folder is None else _training(path)
+    if trained is not None:
+        loaded = _of_training(trained, repr(weights))
+        model = str(resolved(trained["hyper_parameters"]["model"]))
+    elif folder is not None:
         loaded = _from_folder(folder)
         model = folder.resolve().name
     elif model is None:
@@ -172,9 +183,41 @@ def _pair_from_file(name: str, path: Path) -> Loaded:
     trained = resolved(arguments["model"])
     if trained != resolved(name):
         raise UserError(f"Expected a training of {name} in {str(path)!r}, got one of {trained}: correct it.")
-    network, _ = network_of_training(content, str(path))
-    preprocessing = Preprocessing.from_dict(preprocessing_of_training(content), repr(str(path)))
-    return Loaded(network, preprocessing, _tokenizer(name, network))
+    return _of_training(content, repr(str(path)))
+
+
+def _training(path: Path) -> Mapping[str, Any] | None:
+    """Return the checkpoint of a pair of towers that was trained here, or its export in the same form; else None."""
+    if is_checkpoint(path):
+        content: Mapping[str, Any] = AtomicCheckpointIO().load_checkpoint(path)
+        return content if "model" in content.get("hyper_parameters", {}) else None
+    if not is_folder(path) or (path / CONFIG_NAME).is_file():
+        return None
+    config, state = read_folder(path)
+    tokenizer = path / "tokenizer.json"
+    data = {"preprocessing": config.get("preprocessing")}
+    if tokenizer.is_file():
+        data["tokenizer"] = tokenizer.read_text(encoding="utf-8")
+    return {"hyper_parameters": config["arguments"], "state_dict": state, "data": data}
+
+
+def _of_training(content: Mapping[str, Any], source: str) -> Loaded:
+    """Return the evaluated network of a training here, with its preprocessing and its tokenizer."""
+    network, _ = network_of_training(content, source)
+    preprocessing = Preprocessing.from_dict(preprocessing_of_training(content), source)
+    name = resolved(content["hyper_parameters"]["model"])
+    if not isinstance(network.text, EncoderTower):
+        return Loaded(network, preprocessing, _tokenizer(name, network))
+    text, _ = saved_tokenizer(content)
+    if text is None:
+        raise UserError(f"Expected the tokenizer of the text tower in {source}, found none: export it with one.")
+    encode = padding_tokenizer(text, network.context_length, network.text.pad_token_id)
+    prefix = name.text.prefix if isinstance(name, TowerPair) else ""
+
+    def tokenizer(texts: list[str]) -> Tensor:
+        return torch.tensor([encoded.ids for encoded in encode.encode_batch([prefix + text for text in texts])])
+
+    return Loaded(network, preprocessing, tokenizer)
 
 
 def _is_captioner(name: str) -> bool:
@@ -182,9 +225,9 @@ def _is_captioner(name: str) -> bool:
     return preset_of(name) is None and "multimodal_cfg" in (open_clip.get_model_config(name) or {})
 
 
-def _tokenizer(name: str, network: CustomTextCLIP) -> Tokenizer:
+def _tokenizer(name: Model, network: CustomTextCLIP) -> Tokenizer:
     # MobileCLIP's models have open_clip's default tokenizer; open_clip does not know all of their names.
-    open_clip_name = "" if preset_of(name) is not None else name
+    open_clip_name = "" if preset_of(name) is not None else str(name)
     tokenizer: Tokenizer = open_clip.get_tokenizer(open_clip_name, network.context_length)
     return tokenizer
 

@@ -6,12 +6,16 @@ from typing import Any
 
 from ....common.errors import UserError
 from ....common.preprocessing import Preprocessing, described, recorded_preprocessing
+from ....common.tokenizers import saved_tokenizer
 from ...core.programs import LAYOUTS as PROGRAMS
+from .dual_encoder_layout import save_dual_encoder
 from .files import save_open_clip, save_vendor
 from .models import model_config
+from .pair import TowerPair
 from .preprocessing import preprocessing_of_training
 from .programs import export_towers
 from .shapes import resolved
+from .text_encoder import EncoderTower
 from .transformers_layout import LAYOUT as TRANSFORMERS
 from .transformers_layout import save_transformers
 from .weights import network_of_training
@@ -46,17 +50,25 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
     arguments = content["hyper_parameters"]
     name, size = resolved(arguments["model"]), arguments["vision"]["image_size"]
     record = preprocessing_of_training(content)
+    tokenizer = saved_tokenizer(content)[0] if isinstance(network.text, EncoderTower) else None
     if layout == "vendor":
         if Path(target).is_dir():
             raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
         save_vendor(network, target)
     elif layout == "open_clip":
-        save_open_clip(network, name, Preprocessing.from_dict(record, source), target)
+        save_open_clip(network, name, Preprocessing.from_dict(record, source), target, tokenizer)
     elif layout == "transformers":
-        save_transformers(network, Preprocessing.from_dict(record, source), target)
+        prepared = Preprocessing.from_dict(record, source)
+        if isinstance(network.text, EncoderTower):
+            timm_name = str(model_config(name)["vision_cfg"].get("timm_model_name"))
+            save_dual_encoder(network, timm_name, prepared, target, tokenizer)
+        else:
+            save_transformers(network, prepared, target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
-        export_towers(network, target, layout, size, preprocessing=record)  # type: ignore[arg-type]
+        prefix = name.text.prefix if isinstance(name, TowerPair) else ""
+        options: Any = {"preprocessing": record, "tokenizer": tokenizer, "prefix": prefix}
+        export_towers(network, target, layout, size, **options)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
     return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {described(record)}{unsure}."

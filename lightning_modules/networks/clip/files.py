@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from open_clip import CustomTextCLIP
+from open_clip.hf_configs import arch_dict
 from safetensors.torch import save_file
 from torch import nn
 
@@ -15,8 +16,10 @@ from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
 from ....common.files import check_free, replacing, writing
 from ....common.preprocessing import Preprocessing
-from .models import has_vendor_stem, model_config, preset_of
+from ...core.transformers_files import save_tokenizer, special_token_ids
+from .models import clip_of_config, has_vendor_stem, model_config, preset_of
 from .shapes import Model, resolved
+from .text_encoder import CONFIG, OPEN_CLIP_POOLERS
 from .vendor_layout import is_vit, to_vendor
 
 CONFIG_NAME = "open_clip_config.json"
@@ -59,7 +62,9 @@ def save_vendor(model: CustomTextCLIP, path: str | Path) -> None:
     AtomicCheckpointIO().save_checkpoint(to_vendor(state), Path(path).expanduser())
 
 
-def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocessing, folder: str | Path) -> None:
+def save_open_clip(
+    model: CustomTextCLIP, name: Model, preprocessing: Preprocessing, folder: str | Path, tokenizer: str | None = None
+) -> None:
     """Write a folder that `open_clip.create_model_and_transforms("local-dir:<folder>")` loads, atomically.
 
     Args:
@@ -67,6 +72,7 @@ def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocess
         name: the name that it was built by.
         preprocessing: its image preprocessing.
         folder: a new or an empty folder.
+        tokenizer: the tokenizer of a text encoder of transformers, as JSON text; its configuration is written too.
 
     Raises:
         UserError: If open_clip has no such model, or the folder exists and is not empty.
@@ -74,11 +80,16 @@ def save_open_clip(model: CustomTextCLIP, name: Model, preprocessing: Preprocess
     """
     preprocessing.as_open_clip()  # refuses what the configuration cannot express, before the model is compared
     check_free(Path(folder).expanduser().absolute())
-    write_open_clip(model, _open_clip_config(model, name, preprocessing.image_size), preprocessing, folder)
+    config = _open_clip_config(model, name, preprocessing.image_size)
+    write_open_clip(model, config, preprocessing, folder, tokenizer)
 
 
 def write_open_clip(
-    model: nn.Module, config: Mapping[str, Any], preprocessing: Preprocessing, folder: str | Path
+    model: nn.Module,
+    config: Mapping[str, Any],
+    preprocessing: Preprocessing,
+    folder: str | Path,
+    tokenizer: str | None = None,
 ) -> None:
     """Write a folder for `open_clip.create_model_and_transforms("local-dir:<folder>")`, atomically.
 
@@ -87,13 +98,20 @@ def write_open_clip(
         config: the configuration that open_clip builds it from.
         preprocessing: its image preprocessing.
         folder: a new or an empty folder.
+        tokenizer: as in `save_open_clip`.
 
     Raises:
         UserError: If open_clip's configuration cannot express the preprocessing, or the folder exists and is not empty.
         OSError: If it cannot be written.
     """
-    content = {"model_cfg": dict(config), "preprocess_cfg": preprocessing.as_open_clip()}
     target = Path(folder).expanduser().absolute()
+    text = dict(config["text_cfg"])
+    context_length = text.get("context_length")
+    encoder = text.pop(CONFIG, None)
+    if encoder is not None:
+        # open_clip reads the encoder's configuration by this name, and the tokenizer from the folder itself.
+        text |= {"hf_model_name": str(target), "hf_model_pretrained": False, "hf_tokenizer_name": str(target)}
+    content = {"model_cfg": dict(config) | {"text_cfg": text}, "preprocess_cfg": preprocessing.as_open_clip()}
     check_free(target)
     # open_clip's scale and bias are of shape [].
     state = {
@@ -104,6 +122,10 @@ def write_open_clip(
         staged.mkdir()
         save_file(state, staged / WEIGHTS_NAME, {"format": "pt"})
         (staged / CONFIG_NAME).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if encoder is not None:
+            (staged / "config.json").write_text(json.dumps(encoder, indent=2) + "\n", encoding="utf-8")
+        if encoder is not None and tokenizer is not None:
+            save_tokenizer(tokenizer, staged, special_token_ids(tokenizer), context_length)
 
 
 def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> dict[str, Any]:
@@ -117,8 +139,11 @@ def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> di
             f"Expected a model that open_clip can build, got {name} with {addition}: write the layout 'vendor'."
         )
     config = model_config(name, image_size, model.context_length)
+    text = config["text_cfg"]
+    if CONFIG in text:
+        _check_encoder(text)
     with torch.device("meta"):
-        open_clips = CustomTextCLIP(**{key: value for key, value in config.items() if key != "custom_text"})
+        open_clips = clip_of_config(config)
     expected = _shapes(open_clips)
     shapes = _shapes(model)
     differing = sorted(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
@@ -128,6 +153,21 @@ def _open_clip_config(model: CustomTextCLIP, name: Model, image_size: int) -> di
             f"got {len(differing)} other weights ({differing[0]}, ...): write another layout."
         )
     return config
+
+
+def _check_encoder(text: Mapping[str, Any]) -> None:
+    """Refuse encoders and poolings of transformers that open_clip cannot build.
+
+    Raises:
+        UserError: If it cannot.
+    """
+    kind = text[CONFIG]["model_type"]
+    pooling = text.get("hf_pooler_type", "mean_pooler")
+    if kind not in arch_dict or pooling not in OPEN_CLIP_POOLERS.values():
+        raise UserError(
+            f"Expected a text encoder that open_clip builds ({', '.join(arch_dict)}) pooled as there, got "
+            f"{kind} with {pooling}: write another layout."
+        )
 
 
 def _shapes(model: CustomTextCLIP) -> dict[str, torch.Size]:

@@ -20,6 +20,13 @@ from ..attention import attend
 TARGETS = (
     *("attn.in_proj", "attn.out_proj", "mlp.c_fc", "mlp.c_proj"),  # open_clip
     *("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"),  # timm
+    *("self.query", "self.key", "self.value", "attention.output.dense", "intermediate.dense", "output.dense"),  # BERT's
+    *("attn.q", "attn.k", "attn.v", "attn.o"),  # MPNet
+    *("q_lin", "k_lin", "v_lin", "out_lin", "ffn.lin1", "ffn.lin2"),  # DistilBERT
+    *("SelfAttention.q", "SelfAttention.k", "SelfAttention.v", "SelfAttention.o"),  # T5
+    *("DenseReluDense.wi", "DenseReluDense.wi_0", "DenseReluDense.wi_1", "DenseReluDense.wo"),
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj", "self_attn.o_proj"),  # NLLB
+    *("fc1", "fc2", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
 )
 """Ends of the names of layers that LoRA adapts by default: attention and MLP of both towers."""
 

@@ -6,6 +6,7 @@ them: the text tower of S0, the vendor's stem of B, the first generation's S3, S
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import open_clip
@@ -19,7 +20,9 @@ from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ....common.preprocessing import Interpolation
+from .pair import TowerPair, config_of_pair
 from .shapes import Model, ModelShape, OpenClipConfig, resolved
+from .text_encoder import CONFIG, tower_of_config
 from .text_mixer import add_mixers
 
 
@@ -62,9 +65,9 @@ PRESETS = {
 
 
 def preset_of(model: Model) -> ModelShape | None:
-    """Return the shape of a model of `PRESETS`, of a file or of given fields; None for a model of open_clip's."""
+    """Return the shape of a model of `PRESETS`, of a file or of given fields; None for open_clip's and for a pair."""
     shape = resolved(model)
-    if isinstance(shape, OpenClipConfig):
+    if isinstance(shape, (OpenClipConfig, TowerPair)):
         return None
     return PRESETS.get(shape) if isinstance(shape, str) else shape
 
@@ -75,16 +78,16 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
     The logarithm of the logit scale has the shape [1], since FSDP2 cannot shard a scalar.
 
     Args:
-        name: one of `PRESETS`, a model of open_clip's with a text tower of open_clip's, or fields as in `resolved`.
+        name: one of `PRESETS`, a model of open_clip's, of whose captioners only the towers are built, or fields as in
+            `resolved`.
         image_size: side of the images in pixels; None means the model's own.
         context_length: number of tokens in a text; None means the model's own, which is 77 for all of MobileCLIP's.
 
     Raises:
-        UserError: If there is no such model, it cannot be built without a download, or is not a pair of towers.
+        UserError: If there is no such model, or the configuration of its text encoder is not found.
     """
     config = model_config(name, image_size, context_length)
-    config.pop("custom_text", None)
-    model = CustomTextCLIP(**config, nonscalar_logit_scale=True)
+    model = clip_of_config(config, nonscalar_logit_scale=True)
     preset = preset_of(name)
     if preset is not None and preset.image_options:
         model.visual.trunk = _image_tower(preset)
@@ -96,6 +99,27 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
         model.visual.trunk.get_classifier().bias.requires_grad_(False).zero_()
     if image_size is not None and isinstance(model.visual, TimmModel):
         model.visual.set_input_size(image_size)  # open_clip builds timm's ViTs in their own size only
+    return model
+
+
+def clip_of_config(config: Mapping[str, Any], **options: Any) -> CustomTextCLIP:
+    """Build a pair of towers from open_clip's configuration.
+
+    Args:
+        config: as `model_config` returns it.
+        **options: other arguments of `CustomTextCLIP`.
+    """
+    config = {key: value for key, value in config.items() if key != "custom_text"}
+    text = config["text_cfg"]
+    if CONFIG not in text:
+        return CustomTextCLIP(**config, **options)
+    # open_clip's own tower of an encoder would read the hub; the smallest of its others stands in its place.
+    config["text_cfg"] = {"context_length": 2, "vocab_size": 4, "width": 8, "heads": 1, "layers": 1}
+    model = CustomTextCLIP(**config, **options)
+    tower = tower_of_config(text, config["embed_dim"])
+    model.text = tower
+    model.context_length = tower.context_length
+    model.vocab_size = tower.vocab_size
     return model
 
 
@@ -111,7 +135,11 @@ def model_config(name: Model, image_size: int | None = None, context_length: int
         UserError: As `build_model` does.
     """
     preset = preset_of(name)
-    config = _open_clips_config(resolved(name)) if preset is None else _preset_config(preset)
+    model = resolved(name)
+    if isinstance(model, TowerPair):
+        config = config_of_pair(model)
+    else:
+        config = _open_clips_config(model) if preset is None else _preset_config(preset)
     if image_size is not None:
         config["vision_cfg"]["image_size"] = image_size
     if context_length is not None:
@@ -170,13 +198,9 @@ def _open_clips_config(model: str | ModelShape | OpenClipConfig) -> dict[str, An
         raise UserError(f"Expected one of MobileCLIP's or open_clip's models, got {name!r}: {hint}")
     else:
         config = open_clip.get_model_config(name)
-    if "multimodal_cfg" in config:
-        raise UserError(f"Expected a pair of towers, got the captioner {name}: name a model such as ViT-B-16.")
-    if "hf_model_name" in config["text_cfg"]:
-        raise UserError(
-            f"Expected a text tower of open_clip, got {name}, whose text tower would be downloaded from the Hugging "
-            "Face hub: name a model such as ViT-B-16."
-        )
+    if config.pop("multimodal_cfg", None) is not None:
+        for tower in ("vision_cfg", "text_cfg"):
+            config[tower].pop("output_tokens", None)  # what the captioner's decoder reads
     if "timm_model_name" in config["vision_cfg"]:
         config["vision_cfg"]["timm_model_pretrained"] = False
     return config | {"custom_text": True}  # one layout for all: the text tower is a submodule

@@ -17,6 +17,7 @@ from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
 from ...core.checkpoints import is_checkpoint
 from .files import CONFIG_NAME, WEIGHTS_NAME, folder_of, is_tag
 from .models import model_config, preset_of
+from .pair import TowerPair, preprocessing_of_pair
 from .shapes import Model, resolved
 
 
@@ -26,8 +27,8 @@ class ImageSettings(SettingsGroup, option="vision"):
 
     Args:
         image_size: side of the square images in pixels; None means the model's own.
-        image_mean: mean of each channel for exports, if no datamodule of this package records it; None means the
-            model's own.
+        image_mean: mean of each channel for exports, if no datamodule of this package records it, and for the images of
+            a pair whose image tower was trained with another than timm's; None means the model's own.
         image_std: standard deviation that belongs to `image_mean`.
         image_interpolation: interpolation of the resize for exports; None means the model's own.
     """
@@ -51,6 +52,9 @@ def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None
     Raises:
         UserError: As `build_model` does.
     """
+    model = resolved(name)
+    if isinstance(model, TowerPair):
+        return preprocessing_of_pair(model, image_size)
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
     preset = preset_of(name)
     if preset is not None:
@@ -78,7 +82,7 @@ def preprocessing_of_weights(name: Model, weights: str, image_size: int | None =
         The record of a checkpoint of this package, of the tag, or of open_clip's folder, else the model's; None for a
         checkpoint of another class.
     """
-    if is_tag(weights):
+    if is_tag(weights) and not isinstance(resolved(name), TowerPair):
         return preprocessing_of(name, image_size, weights).as_dict()
     path = folder_of(weights) or Path(weights).expanduser()
     if is_checkpoint(path):
@@ -109,18 +113,18 @@ def preprocessing_of_arguments(arguments: Mapping[str, Any]) -> Preprocessing:
     """Return the preprocessing that a module's arguments `model` and `vision` give, completed by the model's own."""
     names = [field.name for field in dataclasses.fields(ImageSettings)]
     images = ImageSettings(**{name: arguments["vision"].get(name) for name in names})
-    return _with_settings(arguments["model"], images)
+    return preprocessing_with(arguments["model"], images)
 
 
 def training_normalization(datamodule: Any, model: Model, vision: ImageSettings) -> Normalization:
     """Return the normalization of training images: that of the run's datamodule, else the student's."""
     normalization: Any = getattr(datamodule, "normalization", None)
     if normalization is None:
-        return _with_settings(model, vision).normalization
+        return preprocessing_with(model, vision).normalization
     return Normalization(*map(tuple, normalization))
 
 
-def _with_settings(model: Model, vision: ImageSettings) -> Preprocessing:
+def preprocessing_with(model: Model, vision: ImageSettings) -> Preprocessing:
     """Return the preprocessing of a model's images, with the given settings in place of its own."""
     settings = {name: getattr(vision, f"image_{name}") for name in ("mean", "std", "interpolation")}
     preprocessing = preprocessing_of(model, vision.image_size)

@@ -18,6 +18,7 @@ from ...core.programs import (
     padding_tokenizer,
     write_programs,
 )
+from .text_encoder import EncoderTower
 from .towers import towers
 
 
@@ -30,8 +31,10 @@ def export_towers(
     normalize: bool = True,
     dtype: torch.dtype = torch.float32,
     preprocessing: Mapping[str, Any] | None = None,
+    tokenizer: str | None = None,
+    prefix: str = "",
 ) -> list[Path]:
-    """Write both towers as programs for batches of any size, `config.json`, and CLIP's tokenizer, atomically.
+    """Write both towers as programs for batches of any size, `config.json`, and their tokenizer, atomically.
 
     Inputs are float32 images and int64 token ids; features have the precision of the weights. The tokenizer, for the
     `tokenizers` library, pads and cuts texts to the context length; a model with another vocabulary has none.
@@ -46,6 +49,8 @@ def export_towers(
         dtype: as in `towers`: float32, float16 or, for "torch_export", bfloat16. On x86, onnxruntime may crash on
             float16 unless its optimization stops at ORT_ENABLE_EXTENDED.
         preprocessing: record of the image preprocessing for the configuration, plain data.
+        tokenizer: the tokenizer of a text encoder of transformers, as JSON text; other models have CLIP's.
+        prefix: text before each text, for the configuration.
 
     Returns:
         The files.
@@ -58,7 +63,12 @@ def export_towers(
     _check_size(image, image_size)
     length = model.context_length
     words = model.vocab_size
-    ids, _ = example_texts(length, words, start=words - 2, end=words - 1)  # CLIP's start and end are its highest ids
+    ids, mask = example_texts(length, words, start=words - 2, end=words - 1)  # CLIP's start and end are its highest ids
+    encoder = model.text if isinstance(getattr(model, "text", None), EncoderTower) else None
+    pad = 0
+    if encoder is not None:
+        pad = encoder.pad_token_id
+        ids = torch.where(mask.bool(), ids.where(ids != pad, pad + 1), pad)
     pair = [
         Tower("image", image, {"image": example_images(image_size)}),
         Tower("text", text, {"input_ids": ids}),
@@ -71,9 +81,12 @@ def export_towers(
         "vocab_size": words,
         "preprocessing": dict(preprocessing or {}),
     }
-    has_clip_texts = words == CLIP_VOCABULARY
-    tokenizer = padding_tokenizer(clip_tokenizer_json(), length, pad=0) if has_clip_texts else None
-    return write_programs(pair, folder, format, config, tokenizer)
+    if encoder is None:
+        tokenizer = clip_tokenizer_json() if words == CLIP_VOCABULARY else None
+    elif prefix:
+        config["prefix"] = prefix
+    padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
+    return write_programs(pair, folder, format, config, padding)
 
 
 @torch.no_grad()

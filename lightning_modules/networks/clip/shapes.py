@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import open_clip
 import timm
 from timm.models import FastVit, build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.fastvit import RepConditionalPosEnc
@@ -21,6 +22,8 @@ from ....common.names import did_you_mean
 from ....common.preprocessing import Interpolation, Three
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
 from ...core.settings import settings
+from .pair import TowerPair, completed
+from .text_encoder import with_config
 
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -91,25 +94,41 @@ class OpenClipConfig(SettingsGroup, option="model"):
         return self.name
 
 
-Model = str | ModelShape | OpenClipConfig | Mapping[str, Any]
-"""A name, the path of a YAML or JSON file with the fields of `ModelShape`, or the fields of one of both classes."""
+Model = str | ModelShape | OpenClipConfig | TowerPair | Mapping[str, Any]
+"""A name, the path of a YAML or JSON file with the fields of one of the three classes, or these fields."""
 
 
-def resolved(model: Model) -> str | ModelShape | OpenClipConfig:
+def resolved(model: Model) -> str | ModelShape | OpenClipConfig | TowerPair:
     """Return a name unchanged, and a path or fields as what they describe.
 
+    A model with a text encoder of transformers has the encoder's configuration, and so depends on no file.
+
     Raises:
-        UserError: If the file cannot be read, or describes no shape.
+        UserError: If the file cannot be read, describes no model, or the encoder's configuration is not found.
     """
-    if not isinstance(model, (str, Mapping)) or (isinstance(model, str) and not model.endswith(_ENDINGS)):
+    if isinstance(model, TowerPair):
+        return completed(model)
+    if isinstance(model, str) and not model.endswith(_ENDINGS):
+        return _with_encoder(model)
+    if not isinstance(model, (str, Mapping)):
         return model
     fields = _read(model) if isinstance(model, str) else model
     source = repr(model) if isinstance(model, str) else "the model's shape"
     if "config" in fields:
         return settings(OpenClipConfig, fields)
+    if {"image", "text"} & fields.keys():
+        return completed(settings(TowerPair, fields))
     if "image_tower" not in fields:
         raise UserError(f"Expected an image_tower in {source}, got none: name one of timm's, such as fastvit_mci0.")
     return settings(ModelShape, fields)
+
+
+def _with_encoder(name: str) -> str | OpenClipConfig:
+    """Return the configuration of a model of open_clip's with a text encoder of transformers, else the name."""
+    config = open_clip.get_model_config(name) if name in open_clip.list_models() else None
+    if config is None or "hf_model_name" not in config["text_cfg"]:
+        return name
+    return OpenClipConfig(name, with_config(config))
 
 
 def _read(file: str) -> Mapping[str, Any]:

@@ -16,8 +16,11 @@ from torch import Tensor, nn
 from ....common.errors import UserError
 from ...core.precision import unit
 from .reparameterize import reparameterize
+from .text_encoder import EncoderTower
 
 _BLOCK = re.compile(r"^transformer\.resblocks\.(\d+)\.|^layer(\d)\.")
+_ENCODER_BLOCK = re.compile(r"^transformer\.(?:[a-z]+\.)?(?:layers?|blocks?|h)\.(\d+)\.")
+_ENCODER_EMBEDDING = re.compile(r"^transformer\.(\w*embed\w*|shared|wte|wpe)\.")
 _EMBEDDING = re.compile(
     r"^(conv\d|bn\d|class_embedding|positional_embedding|patch_embed|ln_pre|token_embedding|cls_emb)(\.|$)"
 )
@@ -107,7 +110,8 @@ class Layers(NamedTuple):
 def layers_of(tower: nn.Module) -> Layers:
     """Return the layers of an image or text tower of open_clip.
 
-    Blocks are those of a transformer, the four stages of a ResNet, or the groups of timm's `group_matcher`.
+    Blocks are those of a transformer, of open_clip's or of the library transformers, the four stages of a ResNet, or
+    the groups of timm's `group_matcher`.
 
     Args:
         tower: `visual` or `text` of a model.
@@ -120,6 +124,8 @@ def layers_of(tower: nn.Module) -> Layers:
         last = max(groups) + (not projects)
         numbers = {f"trunk.{name}": group for group, names in groups.items() for name in names}
         return Layers(last - 1, {name: numbers.get(name, last) for name, _ in tower.named_parameters()})
+    if isinstance(tower, EncoderTower):
+        return _layers_of_encoder(tower)
     matches = {name: _BLOCK.match(name) for name, _ in tower.named_parameters()}
     blocks = {name: int(match[1] or int(match[2] or 0) - 1) + 1 for name, match in matches.items() if match}
     last = max(blocks.values(), default=0) + 1
@@ -127,3 +133,16 @@ def layers_of(tower: nn.Module) -> Layers:
         last - 1,
         {name: blocks.get(name, 0 if _EMBEDDING.match(name) else last) for name, _ in tower.named_parameters()},
     )
+
+
+def _layers_of_encoder(tower: EncoderTower) -> Layers:
+    blocks = {}
+    embeddings = set()
+    for name, _ in tower.named_parameters():
+        if match := _ENCODER_BLOCK.match(name):
+            blocks[name] = int(match[1]) + 1
+        elif _ENCODER_EMBEDDING.match(name):
+            embeddings.add(name)
+    count = max(blocks.values(), default=0)
+    names = (name for name, _ in tower.named_parameters())
+    return Layers(count, {name: 0 if name in embeddings else blocks.get(name, count + 1) for name in names})

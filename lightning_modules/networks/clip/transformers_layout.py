@@ -16,7 +16,10 @@ from ....common.preprocessing import Preprocessing
 from ...core.precision import unit
 from ...core.transformers_files import save_tokenizer, without_progress, write_model, write_preprocessing
 
-LAYOUT = "a folder that transformers' CLIPModel, AutoImageProcessor and AutoTokenizer load; of plain ViTs"
+LAYOUT = (
+    "a folder that transformers' CLIPModel (of plain ViTs) or VisionTextDualEncoderModel (of two towers of one's own), "
+    "AutoImageProcessor and AutoTokenizer load"
+)
 """Description of the layout."""
 _MAX_ERROR = 1e-4  # of unit-length features
 

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info
@@ -34,6 +34,11 @@ from .preprocessing import preprocessing_of
 from .shapes import Model
 from .vendor_layout import from_vendor, is_vit, vendor_name
 
+LongerTexts = Literal["stretched", "interpolated"]
+KEPT_POSITIONS = 20
+"""Number of first positions that stretching keeps, those of most of CLIP's training texts (Long-CLIP)."""
+_LONGER = ", or model.longer_texts to stretched"
+_POSITIONS = "text.positional_embedding"
 STUDENT = "student."
 AVERAGE = "average."
 """Prefixes of the two networks of a training in its state dict."""
@@ -71,7 +76,7 @@ def load_pretrained(
     return Pretrained(model.eval(), preprocessing_of(name, image_size))
 
 
-def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
+def load_weights(model: CustomTextCLIP, name: Model, path: str | Path, longer_texts: LongerTexts | None = None) -> str:
     """Load trained weights into a model, all of them or none.
 
     Args:
@@ -79,6 +84,7 @@ def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
         name: its name, for messages.
         path: a file of `torch.save` or `.safetensors`, in the vendor's or open_clip's layout, or a checkpoint of a
             training here, whose moving average is preferred to its student.
+        longer_texts: as in `load_state`.
 
     Returns:
         A sentence for the log.
@@ -90,8 +96,10 @@ def load_weights(model: CustomTextCLIP, name: Model, path: str | Path) -> str:
     state, kind = _read(Path(path).expanduser(), source)
     if any(key.startswith("image_encoder.") for key in state):
         reported = partial(vendor_name, vit=is_vit(model.state_dict()))
-        return load_state(model, name, from_vendor(model, state), source, "the vendor's checkpoint", reported)
-    return load_state(model, name, state, source, kind)
+        return load_state(
+            model, name, from_vendor(model, state), source, "the vendor's checkpoint", reported, longer_texts
+        )
+    return load_state(model, name, state, source, kind, longer_texts=longer_texts)
 
 
 def load_state(
@@ -101,6 +109,7 @@ def load_state(
     source: str,
     kind: str,
     reported: Callable[[str], str | None] = str,
+    longer_texts: LongerTexts | None = None,
 ) -> str:
     """Load a state dict into a model, with positions resampled for its image size.
 
@@ -111,6 +120,7 @@ def load_state(
         source: where they are from, for messages.
         kind: what that is, for the log.
         reported: returns the source's name for one of the model's.
+        longer_texts: how the positions of a text tower become more, as in `more_positions`; None refuses that.
 
     Returns:
         A sentence for the log.
@@ -121,6 +131,8 @@ def load_state(
     if model.logit_bias is None:
         state.pop("logit_bias", None)  # SigLIP's; no feature depends on it
     notes = _resize_positions(model, state)
+    if longer_texts is not None:
+        notes += _lengthen_positions(model, state, longer_texts)
     fitted = fit(model, state, source, reported)
     notes += [f"with zeros for the missing {key}" for key in fitted.keys() - state.keys()]
     model.load_state_dict(fitted)
@@ -163,7 +175,8 @@ def fit(
         if length != expected_length:
             raise UserError(
                 f"Expected positions of {expected_length} tokens, got {length} in {source}: set data.max_tokens to "
-                f"{length}; in Python, max_tokens of the module or context_length."
+                f"{length}{_LONGER * (expected_length > length)}; in Python, max_tokens of the module or "
+                "context_length."
             )
     problems = [
         f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
@@ -257,6 +270,43 @@ def _read(path: Path, source: str) -> tuple[dict[str, Tensor], str]:
         if weights := below(prefix, state):
             return weights, f"{kind} the training"
     return convert_to_custom_text_state_dict(state), "the checkpoint"
+
+
+def more_positions(table: Tensor, length: int, longer_texts: LongerTexts) -> Tensor:
+    """Return embeddings of positions for longer texts.
+
+    "stretched" keeps the first 20 and interpolates the others linearly (Long-CLIP, Zhang et al., arXiv 2403.15378,
+    section 3.1: from 77 to 248 by the factor 4, the last three extrapolated). The features of a causal tower for texts
+    of at most 20 tokens do not change. "interpolated" interpolates all, the first and the last excepted.
+
+    Args:
+        table: embeddings [N, W].
+        length: number L of positions of the result, above N.
+        longer_texts: which of both.
+
+    Returns:
+        Embeddings [L, W].
+    """
+    count = len(table)
+    kept = min(KEPT_POSITIONS, count - 2) if longer_texts == "stretched" else 0
+    new = torch.arange(length - kept, dtype=torch.float64, device=table.device)
+    factor = (count - kept) / (length - kept) if kept else (count - 1) / (length - 1)
+    places = kept + new * factor
+    below_places = places.floor().long().clamp(max=count - 2)
+    share = (places - below_places).to(table.dtype)[:, None]  # above 1 beyond the last position
+    interpolated = table[below_places] + share * (table[below_places + 1] - table[below_places])
+    return torch.cat([table[:kept], interpolated])
+
+
+def _lengthen_positions(model: CustomTextCLIP, state: dict[str, Tensor], longer_texts: LongerTexts) -> list[str]:
+    """Make a text tower's positions more in place, and return a note for the log."""
+    table = state.get(_POSITIONS)
+    expected = model.state_dict().get(_POSITIONS)
+    has_class_token = getattr(model.text, "cls_emb", None) is not None  # it has the last position
+    if table is None or expected is None or table.dim() != 2 or has_class_token or len(table) >= len(expected):
+        return []
+    state[_POSITIONS] = more_positions(table, len(expected), longer_texts)
+    return [f"with {longer_texts} positions for {len(expected)} instead of {len(table)} tokens"]
 
 
 def _resize_positions(model: CustomTextCLIP, state: dict[str, Tensor]) -> list[str]:

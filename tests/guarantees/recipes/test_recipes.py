@@ -28,6 +28,7 @@ MODEL = {
     *("contrast.embed_dim", "contrast.queue_size", "rerank.k", "answers.candidates"),
     *("head_hidden", "predictor_hidden", "prefix_length", "clip_length", "mapper_layers", "mapper_heads"),
     *("queue_size", "rerank_k", "max_new_tokens", "max_tokens", "image_size", "teacher.dims", "vision.image_size"),
+    *("model.image.name", "model.image.weights", "model.text.name"),
     *("model", "weights", "teacher", "teacher_weights", "vision_weights", "image_weights"),
     *(f"towers.{name}" for name in ("width", "heads", "depth", "embed_dim")),
     *(f"vision.{name}" for name in ("image_size", "patch_size", "width", "heads", "depth")),

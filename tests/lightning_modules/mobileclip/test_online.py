@@ -53,7 +53,7 @@ def loaded(module):
 
 def embeddings_of(module, batch):
     """The embeddings of a batch by the names of stored ones."""
-    captions = captions_of(batch, module.captions, LENGTH)
+    captions = captions_of(batch, module.captions)
     image, texts = module.teachers.embed(batch["image"], captions)
     return {"teacher_image": image} | {TEACHER_TEXTS[kind]: text for kind, text in texts.items()}
 

@@ -18,6 +18,7 @@ from support.data.refcoco import write_refcoco
 from support.methods import reinforced
 from support.methods.captioning import write_language_model
 from support.methods.clip import SIZE
+from support.methods.encoders import write_encoder, write_tokenizer
 from support.methods.mmlg import write_teacher as write_clip
 from support.methods.reinforcement import write_pairs
 from support.runs.recipes import CLASSES, MODELS
@@ -210,6 +211,7 @@ def _write_reinforced(folder):
 def _write_networks(folder):
     torch.manual_seed(0)
     write_clip(folder / "clip.safetensors")
+    write_tokenizer(write_encoder(folder / "text_encoder", max_position_embeddings=64))
     (folder / "coca").mkdir()
     look = {"size": SIZE, "mean": [0.5, 0.5, 0.5], "interpolation": "bicubic"}
     (folder / "coca/open_clip_config.json").write_text(

@@ -110,6 +110,8 @@ SWAPPED = {
     "timm/beitv2_base_patch16_224": "timm/test_vit",
     "beitv2_base_patch16_224_pt1k.pth": "test_vit.pth",
     "IMAGENET1K_V1": "imagenet_{teacher}.pth",
+    "tf_efficientnet_lite0": "test_efficientnet",
+    "sentence-transformers/all-MiniLM-L6-v2": "text_encoder",
     "coca_ViT-L-14": "coca",
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
     "coca_dfn2b_mscoco38k.pt": "coca",
@@ -337,6 +339,8 @@ def _replace(config: Any, subcommand: str) -> None:
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
+    if kind == "CLIPModule" and hasattr(arguments.model, "image"):  # timm's weights would be downloaded
+        arguments.model.image.weights = "random"
     # The side on which their encoder is trained.
     side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None
     if "MobileCLIP-tiny" in _flat(arguments.as_dict()).values():

@@ -1,0 +1,57 @@
+"""Small text encoders of transformers with random weights and a tokenizer, each in its folder."""
+
+import torch
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
+
+from vlightning.common.tokenizers import special_tokens, tokenizer_from_json
+from vlightning.datamodules.text.tokenizers import train_wordpiece
+
+COLORS = ("dark", "half", "full")
+_SMALL = {"vocab_size": 300, "pad_token_id": 0}
+_BERT = _SMALL | {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 40,
+}
+CONFIGS = {
+    "bert": _BERT,
+    "distilbert": _SMALL | {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 40},
+    "xlm-roberta": _BERT | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+    "mpnet": _BERT | {"pad_token_id": 1},
+    "mt5": _SMALL | {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_decoder_layers": 1, "num_heads": 2},
+    "m2m_100": _SMALL
+    | {
+        "pad_token_id": 1,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 32,
+        "decoder_ffn_dim": 32,
+        "max_position_embeddings": 40,
+    },
+    "gpt2": {"vocab_size": 300, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40, "eos_token_id": 0}
+    | {"bos_token_id": 0, "pad_token_id": 0},
+}
+"""Configuration of each kind: two blocks, 16 wide, 300 entries."""
+
+
+def write_encoder(folder, kind="bert", seed=3, weights=True, **changes):
+    """Write the folder of an encoder, and return its path."""
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(kind, **CONFIGS[kind] | changes)
+    config.save_pretrained(folder)
+    if weights:
+        AutoModel.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def write_tokenizer(folder):
+    """Write a tokenizer of the words of `COLORS` into a folder, with BERT's special tokens."""
+    tokenizer = tokenizer_from_json(train_wordpiece([*COLORS, "a photo of a color"], 200))
+    backend = tokenizer.backend_tokenizer
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(folder)
+    return str(folder)
