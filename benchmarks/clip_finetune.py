@@ -139,7 +139,7 @@ def tested(place: Path, options: argparse.Namespace) -> dict[str, float]:
 def between(ratio: float, seed: int, options: argparse.Namespace) -> dict[str, float]:
     """Test the model between the published one and that of "full" unless that is done."""
     from vlightning.callbacks import AtomicCheckpointIO
-    from vlightning.lightning_modules.clip.interpolation import interpolated
+    from vlightning.lightning_modules import CLIPModule
 
     place = options.folder / "runs" / f"wise_{ratio}_seed{seed}"
     target = place / "version_0/checkpoints/last.ckpt"
@@ -147,7 +147,7 @@ def between(ratio: float, seed: int, options: argparse.Namespace) -> dict[str, f
         source = last_checkpoint(options.folder / "runs" / f"full_seed{seed}")
         assert source is not None
         target.parent.mkdir(parents=True, exist_ok=True)
-        content = interpolated(AtomicCheckpointIO().load_checkpoint(source), str(source), ratio)
+        content = CLIPModule.interpolated(AtomicCheckpointIO().load_checkpoint(source), str(source), ratio)
         AtomicCheckpointIO().save_checkpoint(content, target)
     return tested(place, options)
 

@@ -152,7 +152,7 @@ def test_wise_ft_starts_with_the_networks_and_has_the_trained_projections(files,
     content = AtomicCheckpointIO().load_checkpoint(trained)
     after = content["state_dict"]
     content["hyper_parameters"]["model"]["text"]["name"] = str(files / "text")
-    state = interpolated(content, "the run", 0.0)["state_dict"]
+    state = interpolated(CLIPModule, content, "the run", 0.0)["state_dict"]
     start = load_file(files / "text/model.safetensors")
     name = "embeddings.word_embeddings.weight"
     assert torch.equal(state[f"student.text.transformer.{name}"], start[name])
