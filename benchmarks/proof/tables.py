@@ -63,7 +63,7 @@ def table(claim: Claim, lines: Sequence[Line], budget: Budget) -> list[str]:
     rows = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     opponents = {line["seed"]: line["metrics"][first] for line in runs.get(claim.opponent, [])}
     for name, found in runs.items():
-        cells = [name, *(spread([line["metrics"][metric] for line in found]) for metric in claim.shown)]
+        cells = [name, *(spread([line["metrics"].get(metric) for line in found]) for metric in claim.shown)]
         pairs = [(line["metrics"][first], opponents[line["seed"]]) for line in found if line["seed"] in opponents]
         cells.append("" if name == claim.opponent else difference([value - other for value, other in pairs]))
         cells.append(f"{statistics.mean(line['flops'] for line in found) / 1e12:,.1f}")
@@ -75,10 +75,13 @@ def table(claim: Claim, lines: Sequence[Line], budget: Budget) -> list[str]:
     return rows
 
 
-def spread(values: Sequence[float]) -> str:
-    """Format mean and standard deviation."""
-    deviation = f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.2f}{deviation}"
+def spread(values: Sequence[float | None]) -> str:
+    """Format mean and standard deviation; empty for a metric that the runs do not have."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    deviation = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
+    return f"{statistics.mean(numbers):.2f}{deviation}"
 
 
 def difference(values: Sequence[float]) -> str:

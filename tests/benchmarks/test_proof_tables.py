@@ -1,11 +1,12 @@
 """Tables of the proof runs: golden lines, and the pages of the repository beside their files."""
 
 import pytest
-from proof.claim import CLAIMS, Budget, Run, load_claim
-from proof.hashes import ROOT
+from proof.claim import CLAIMS, Budget, Run, filled, load_claim
+from proof.hashes import ROOT, resolved_config
 from proof.plan import best_rate, planned
 from proof.results import RESULTS, read_lines
 from proof.tables import accepted_changes, interval, out_of_date, page, section, table
+from proof.training import without_prefix
 
 from support.project.pages import PAGES
 from support.proof import drawn
@@ -103,8 +104,19 @@ def test_a_claim_of_the_repository_is_complete(file):
             claim.budget(budget.like[1])
     for trained in (*claim.variants, *claim.preparations):
         assert set(trained.needs) <= {preparation.name for preparation in claim.preparations}
+    folders = {name: name for name in ("data", "folder", *(preparation.name for preparation in claim.preparations))}
+    for trained in (*claim.variants, *claim.preparations):
+        words = [*(claim.words if trained in claim.variants else ()), *trained.words]
+        if words:
+            resolved_config(filled(words, folders, {"epoch": 8.0, "steps": 80.0}))
     runs = [run for _, run in planned(claim, [])]
     assert len({run.folder_name for run in runs}) == len(runs)
+
+
+def test_variants_are_compared_by_metrics_of_equal_names():
+    metrics = {"test/h2/recall_mean": 1.0, "test/recall_mean": 2.0, "test/h3/recall_mean": 3.0}
+    assert without_prefix(metrics, "h2/") == {"test/recall_mean": 1.0, "test/h3/recall_mean": 3.0}
+    assert without_prefix(metrics, "") == metrics
 
 
 def test_the_pages_have_the_tables_of_the_files():

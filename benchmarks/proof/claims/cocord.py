@@ -13,14 +13,18 @@ CoCoRD with its teacher. CRD draws 8,192 negatives, the same share of the images
 Data: `cifar10/{train,test}.parquet` with the columns `img` and `label`.
 """
 
+import json
+
 from proof.claim import Budget, Claim, Preparation, Variant
 
 TEACHER_EPOCHS, EPOCHS = 60, 12
-TRAIN, VALIDATION, TEST = (
-    '{"path": "${data}/cifar10/train.parquet", "split": "train[:25000]"}',
-    '{"path": "${data}/cifar10/train.parquet", "split": "train[45000:]"}',
-    "${data}/cifar10/test.parquet",
-)
+BLOCKS = range(0, 50_000, 5_000)
+# The rows may be sorted by label: each class has equally many rows in both splits then, too.
+TRAIN_ROWS = "+".join(f"train[{start}:{start + 2_500}]" for start in BLOCKS)
+VALIDATION_ROWS = "+".join(f"train[{start + 4_500}:{start + 5_000}]" for start in BLOCKS)
+TRAIN = json.dumps({"path": "${data}/cifar10/train.parquet", "split": TRAIN_ROWS})
+VALIDATION = json.dumps({"path": "${data}/cifar10/train.parquet", "split": VALIDATION_ROWS})
+TEST = "${data}/cifar10/test.parquet"
 DATA = (
     *("--data=ImageClassificationDataModule", f"--data.train={TRAIN}", f"--data.validation={VALIDATION}"),
     *("--data.image_column=img", "--data.label_column=label", "--data.num_classes=10", "--data.preset=cifar"),
