@@ -17,7 +17,7 @@ import json
 
 from proof.claim import Budget, Claim, Preparation, Variant
 
-TEACHER_EPOCHS, EPOCHS = 60, 12
+TEACHER_EPOCHS, EPOCHS = 60, 6
 BLOCKS = range(0, 50_000, 5_000)
 # The rows may be sorted by label: each class has equally many rows in both splits then, too.
 TRAIN_ROWS = "+".join(f"train[{start}:{start + 2_500}]" for start in BLOCKS)
