@@ -377,11 +377,6 @@ def test_misfitting_arguments_raise_one_sentence(options, message):
         tiny_module(**options)
 
 
-def test_captioners_are_refused():
-    with pytest.raises(UserError, match="Expected a pair of towers, got the captioner coca_ViT-B-32"):
-        MobileCLIPModule("coca_ViT-B-32")
-
-
 def test_any_model_of_open_clip_is_a_student_and_starts_from_trained_weights(tmp_path, shapes):
     trained = tiny_module(seed=7)
     torch.save(trained.student.state_dict(), tmp_path / "trained.pt")
