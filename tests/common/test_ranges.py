@@ -74,7 +74,9 @@ def numbers(cls: type) -> Iterator[str]:
     """Yield the constructor's arguments that hold numbers."""
     for parameter in parameters_of(cls):
         variable = parameter.kind in (parameter.kind.VAR_KEYWORD, parameter.kind.VAR_POSITIONAL)
-        if not variable and any(hint in (int, float) for hint in plain_types(parameter.annotation)):
+        # An argument that is passed on to an object of another class is checked there.
+        passed_on = isinstance(parameter.parent, type) and parameter.parent not in cls.__mro__
+        if not variable and not passed_on and any(hint in (int, float) for hint in plain_types(parameter.annotation)):
             yield parameter.name
 
 

@@ -98,7 +98,7 @@ def test_a_batch_holds_rows_of_one_shard_in_order(pairs, module):
 def test_views_are_the_recorded_augmentations_of_the_stored_image(pairs, module):
     class Wants:
         views = ((16, "bicubic"), (20, "bilinear"))
-        whole = None
+        caption_transform = None
 
     data = module(pairs())
     data.setup("predict")

@@ -302,9 +302,9 @@ def test_an_encoder_of_timm_and_its_weights_are_used_unchanged(monkeypatch, tmp_
     torch.manual_seed(1)
     pretrained = timm.create_model("vit_tiny_patch16_224", num_classes=0, global_pool="", img_size=32)
 
-    def download(name, pretrained_too=False, **options):
-        assert (name, pretrained_too) == ("vit_tiny_patch16_224", True)
-        assert options == {"num_classes": 0, "global_pool": "", "img_size": 32}
+    def download(name, **options):
+        assert name == "vit_tiny_patch16_224"
+        assert options == {"pretrained": True, "num_classes": 0, "global_pool": "", "img_size": 32}
         return copy.deepcopy(pretrained)
 
     module = SHReImageClassifierModule(3, weights="pretrained", **TIMM)
@@ -351,10 +351,10 @@ def test_misfitting_weights_are_refused(tmp_path):
         ({"optim": {"warmup_share": -0.1}}, "Expected optim.warmup_share of at least 0 and less than 1, got -0.1"),
         ({"mix": {"mixup": -1.0}}, "Expected mix.mixup of at least 0, got -1.0"),
         ({"encoder": "nothing"}, r"Expected a vision transformer of timm .* got 'nothing' \(Unknown model"),
-        ({"encoder": "resnet18"}, "transformer of timm for images of 16 pixels, got 'resnet18'"),
+        ({"encoder": "resnet18"}, "transformer of timm as model.encoder, got 'resnet18'"),
         (
             {"encoder": "vit_small_patch14_reg4_dinov2", "vision": {"image_size": 28}},
-            "dinov2' with 5: set model.encoder",
+            "dinov2' with 5: name another",
         ),
     ],
 )

@@ -24,7 +24,6 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 from vlightning.lightning_modules import SHReModule
 from vlightning.lightning_modules.core.frozen import Frozen
-from vlightning.lightning_modules.shre import teacher as teacher_code
 from vlightning.lightning_modules.shre.network import encode_pairs
 from vlightning.lightning_modules.shre.shared import SMKETransformer
 from vlightning.lightning_modules.shre.teacher import load_class_token
@@ -181,7 +180,7 @@ def test_the_thesis_sizes_have_117_million_parameters():
 
 def test_beits_pretraining_file_shares_a_table_that_each_block_gets(tmp_path, monkeypatch):
     small = {"depth": 2, "embed_dim": 16, "num_heads": 2, "img_size": 32}
-    monkeypatch.setattr(teacher_code.timm, "create_model", partial(timm.create_model, **small))
+    monkeypatch.setattr(timm, "create_model", partial(timm.create_model, **small))
     torch.manual_seed(0)
     name = "beitv2_base_patch16_224"
     pretrained = timm.create_model(name, num_classes=0, use_rel_pos_bias=False, use_shared_rel_pos_bias=True)
