@@ -60,9 +60,9 @@ class BestCheckpoint(ModelCheckpoint):
         self._earlier: dict[str, Path] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Move the paths in the state to the folder of this run, where `on_save_checkpoint` puts the files."""
+        """Move the paths in the state to the folder of this run, and keep no more of them than this run keeps."""
         state = checkpoint["callbacks"].get(self.state_key)
-        if trainer.state.fn != "fit" or not state or state["dirpath"] == self.dirpath:
+        if trainer.state.fn != "fit" or not state:
             return
         resumed_from = Path(trainer.ckpt_path or "")
         scores: dict[str, Tensor] = state["best_k_models"]
@@ -80,7 +80,9 @@ class BestCheckpoint(ModelCheckpoint):
                 "among those that are left and the new ones."
             )
         targets = {path: str(Path(str(self.dirpath), Path(path).name)) for path in scores if path in kept}
-        self._earlier = {target: file for path, target in targets.items() if (file := files[path])}
+        self._earlier = {
+            target: file for path, target in targets.items() if (file := files[path]) and file != Path(target)
+        }
         worst = (min if self.mode == "max" else max)(kept, key=scores.__getitem__, default="")
         checkpoint["callbacks"][self.state_key] = state | {
             "dirpath": self.dirpath,

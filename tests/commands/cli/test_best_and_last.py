@@ -213,3 +213,11 @@ def test_a_missing_best_checkpoint_is_named_when_a_run_resumes():
     with pytest.warns(UserWarning, match=r"the best checkpoint of the run's earlier part, '.*best-step2.ckpt'"):
         assert fit("--checkpoint.mode=min", "--ckpt_path=last").status == 0
     assert Path("runs/tiny/version_1/checkpoints/best-step4.ckpt").is_file()
+
+
+def test_a_run_that_resumes_under_its_old_name_may_keep_fewer_checkpoints():
+    assert fit("--trainer.max_epochs=1", "--checkpoint.save_top_k=2").status == 0
+    Path("runs/tiny/version_0").rename("earlier")  # the resumed run gets the name again
+    ran = fit("--ckpt_path=earlier/checkpoints/last.ckpt", "--checkpoint.save_top_k=1")
+    assert ran.status == 0, ran.err
+    assert set(saved()) == {"best-step6.ckpt", "last.ckpt"}
