@@ -39,6 +39,7 @@ RANKED = {
     "lightning_modules/albef/mlm.py": "draws",
     "lightning_modules/cocord/crd.py": "draws",
     "lightning_modules/mmlg/network.py": "the place of the end token",
+    "lightning_modules/networks/clip/text_encoder.py": "the place of the last token",
     "lightning_modules/mobileclip/caption_decoder.py": "draws of tokens",
     "callbacks/figures/evaluation.py": "the first image of a text",
     "callbacks/figures/word_maps.py": "the first image of a text",
