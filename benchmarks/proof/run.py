@@ -31,7 +31,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("claims", nargs="+", metavar="CLAIM", help="claims, what decides most first")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time, each with one thread; 2")
-    parser.add_argument("--hours", type=float, help="stop after so many hours, with checkpoints")
+    parser.add_argument(
+        "--hours", type=float, help="number of hours after which running trainings stop with a checkpoint"
+    )
     parser.add_argument("--data", default=os.environ.get("PROOF_DATA"), help="folder of the data sets ($PROOF_DATA)")
     work = Path(os.environ.get("PROOF_WORK", "runs/proof"))
     parser.add_argument("--work", type=Path, default=work, help="folder of checkpoints ($PROOF_WORK; runs/proof)")

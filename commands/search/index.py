@@ -129,7 +129,7 @@ class StoreSearch:
         return path.is_file() and path.stat().st_mtime_ns >= manifest.stat().st_mtime_ns
 
     def described(self, count: int) -> str:
-        """Return how the store is searched, with the recall of an index at so many hits, for a line of the output."""
+        """Return how the store is searched, as one line of the output, with the recall of an index at `count` hits."""
         what = f"{len(self):,} {self.side}s of {self.store.width(self.side)} dimensions"
         if not self.indexed:
             hint = " (the extra search has an index)" if len(self) > INDEXED_ABOVE else ""

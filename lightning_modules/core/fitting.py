@@ -1,6 +1,6 @@
 """Strict loading: all weights of a network, or none; and tied weights."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +109,17 @@ def _some(items: Iterable[str]) -> str:
     names = sorted(set(items))
     shown = ", ".join(names[:3]) or "nothing"
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def misfits(missing: Sequence[str], unexpected: Sequence[str], wrong: Sequence[str]) -> list[str]:
+    """Return a clause for each way in which weights do not fit a network: the number of tensors, and the first.
+
+    Args:
+        missing: names of tensors of the network that the weights lack.
+        unexpected: names of tensors that the network lacks.
+        wrong: names of tensors of another shape.
+    """
+    kinds = {"missing": missing, "unexpected": unexpected, "of another shape": wrong}
+    return [
+        f"{len(names)} {kind} ({names[0]}{', ...' if len(names) > 1 else ''})" for kind, names in kinds.items() if names
+    ]

@@ -1,7 +1,6 @@
 """The datamodule over files: captions, bad input, evaluation batches."""
 
 import copy
-import io
 import os
 from types import SimpleNamespace
 
@@ -11,51 +10,14 @@ import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
-from PIL import Image
 
-from support.data.images import draw_image, encoded
+from support.data.images import draw_image
+from support.data.pair_files import Predictor, bad_files, items, opened, predicted
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ALBEFEvalTransform, ImageTextDataModule, ShapesDataModule, Source
 from vlightning.datamodules.base.faults import BadDataError
 
 SIDE = 16
-
-
-def bomb():
-    buffer = io.BytesIO()
-    Image.new("1", (1200, 1200)).save(buffer, "PNG")
-    return buffer.getvalue()
-
-
-def bad_files():
-    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 50, 3), dtype=np.uint8))
-    return {
-        "truncated": encoded(noise, "JPEG")[:1000],
-        "not an image": b"<html>404 not found</html>",
-        "too large": bomb(),
-        "missing file": None,
-    }
-
-
-def items(files, count, bad=(), empty=()):
-    paths = files.images(count)
-    causes = bad_files()
-    for number, cause in bad:
-        path = files.folder / paths[number]
-        path.unlink()
-        if causes[cause] is not None:
-            path.write_bytes(causes[cause])
-    return [
-        {"image": path, "caption": " " if number in empty else f"image number {number}"}
-        for number, path in enumerate(paths)
-    ]
-
-
-def opened(module, stage="fit", **options):
-    data = module(**options)
-    data.prepare_data()
-    data.setup(stage)
-    return data
 
 
 def test_training_batches_follow_the_contract(files, module):
@@ -337,31 +299,6 @@ def test_a_caption_that_is_too_long_is_cut_in_training_and_in_evaluation(files, 
     assert len(longest) > 4
     assert all(ids == expected for ids in longest)
     assert max(batch["input_ids"].shape[1] for batch in batches) == max_tokens
-
-
-class Predictor(pl.LightningModule):
-    """Returns what it was fed, and tells a writer which items that was."""
-
-    def predict_step(self, batch, batch_idx, dataloader_idx=0):
-        return {name: value.tolist() for name, value in batch.items() if name != "image"}
-
-
-class Items(pl.callbacks.BasePredictionWriter):
-    def write_on_epoch_end(self, trainer, pl_module, predictions, batch_indices):
-        self.found = batch_indices
-
-
-def predicted(folder, data, ckpt_path=None):
-    items = Items("epoch")
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        default_root_dir=folder,
-        callbacks=[items],
-    )
-    return trainer.predict(Predictor(), datamodule=data, ckpt_path=ckpt_path), items.found
 
 
 def test_another_datamodules_tokenizer_is_taken_from_the_checkpoint(module, tmp_path):

@@ -15,6 +15,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
 from support.data.images import draw_image
+from support.data.reinforced_shards import COUNT, batches, module, record, shards
 from support.methods import reinforced as made
 from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
@@ -22,11 +23,9 @@ from vlightning.datamodules import ReinforcedImageTextDataModule
 from vlightning.datamodules.base.faults import BadDataError, BadSample
 from vlightning.datamodules.reinforced.rows import SampleEmbeddings
 from vlightning.datamodules.reinforced.samples import ReinforcedDraws
-from vlightning.datamodules.reinforced.writer import ReinforcedRecord, write_shard
+from vlightning.datamodules.reinforced.writer import write_shard
 from vlightning.datamodules.text.clip import CLIPTextEncoder
-from vlightning.datamodules.transforms.replay import parse_augmentation
 
-COUNT = 12
 LAYOUTS = {
     "version 1, npz": {},
     "version 1, pth.gz": {"store": "pth.gz"},
@@ -34,31 +33,6 @@ LAYOUTS = {
     "version 2, npz": {"version": 2, "kinds": ("syn_text", "syn_text_other")},
     "version 2, pth.gz": {"version": 2, "store": "pth.gz"},
 }
-
-
-def shards(folder, count=COUNT, change=None, **layout):
-    """Two tar files; `change` edits the members of a sample by number."""
-    samples = {f"key{number}": made.sample(number, **layout) for number in range(count)}
-    for number, members in enumerate(samples.values()):
-        if change is not None:
-            change(number, members)
-    named = list(samples.items())
-    made.write_tar(folder / "00000000.tar", dict(named[: count // 2]))
-    made.write_tar(folder / "00000001.tar", dict(named[count // 2 :]))
-    return str(folder)
-
-
-def module(tmp_path, folder, **options):
-    defaults = {"batch_size": 4, "num_workers": 0, "image_size": 24, "max_tokens": 16, "seed": 5}
-    data = ReinforcedImageTextDataModule(folder, **{**defaults, "cache_dir": str(tmp_path / "cache"), **options})
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def batches(data, epochs=1):
-    loader = data.train_dataloader()
-    return [batch for _ in range(epochs) for batch in loader]
 
 
 def expected_rows(number, caption, layout):
@@ -409,23 +383,6 @@ def test_a_resumed_run_reads_what_the_whole_one_would_have(tmp_path, step):
     assert len(whole) == 9
     for one, other in zip(whole[step:], resumed, strict=True):
         assert all(torch.equal(one[key], other[key]) for key in one)
-
-
-def record(number, kinds=("syn_text",)):
-    return ReinforcedRecord(
-        key=f"key{number}",
-        image=made.sample(number)["jpg"],
-        suffix="jpg",
-        caption=f"image number {number}",
-        synthetic={kind: [f"{kind} {number} {place}" for place in range(made.SYNTHETIC)] for kind in kinds},
-        augmentations=[parse_augmentation(entry) for entry in made.augmentations(number)],
-        size=(32, 40),
-        image_embeddings=made.embeddings(number, made.AUGMENTATIONS, 0),
-        text_embeddings=made.embeddings(number, 1, 1),
-        synthetic_embeddings={
-            kind: made.embeddings(number, made.SYNTHETIC, 2 + index) for index, kind in enumerate(kinds)
-        },
-    )
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -1,7 +1,7 @@
 """SHRe on shop photographs: what its classifier's class distributions add, and a plain pair of towers.
 
 Claim: the KL divergence from the teacher's classes improves retrieval, with shared layers that are an MLP as in the
-thesis, or a Transformer layer. Every picture with an equal title counts as a match.
+thesis, or a Transformer layer. Every image with an equal title counts as a match.
 
 Opponents: the same networks without the KL divergence; a plain pair of towers (MM-LG's student without blocks) with the
 same contrast, at equal epochs and at the FLOPs of SHRe.

@@ -19,6 +19,7 @@ from ....common.names import did_you_mean
 from ....common.preprocessing import Preprocessing
 from ....common.ranges import COUNT, SettingsGroup
 from ...core.checkpoints import is_checkpoint, is_folder, preprocessing_of_checkpoint, read_folder
+from ...core.fitting import misfits
 from ...core.settings import settings
 from .text_encoder import (
     CONFIG,
@@ -276,11 +277,7 @@ def _check(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: 
     missing = [name for name in expected if name not in state]
     unexpected = [name for name in state if name not in expected]
     wrong = [name for name in expected if name in state and state[name].shape != expected[name].shape]
-    problems = [
-        f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for problem, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-        if names
-    ]
+    problems = misfits(missing, unexpected, wrong)
     if problems:
         raise UserError(
             f"Expected the weights of this tower as {option}, got {' and '.join(problems)} in {source!r}: name the "

@@ -26,6 +26,7 @@ from ....callbacks import AtomicCheckpointIO
 from ....callbacks.checkpoints.sharded_checkpoint import METADATA
 from ....common.errors import UserError
 from ....common.preprocessing import Preprocessing
+from ...core.fitting import misfits
 from ...core.settings import settings
 from .files import WEIGHTS_NAME
 from .lora import LoRASettings, merged_state
@@ -178,11 +179,7 @@ def fit(
                 f"{length}{_LONGER * (expected_length > length)}; in Python, max_tokens of the module or "
                 "context_length."
             )
-    problems = [
-        f"{len(names)} {problem} ({names[0]}{', ...' if len(names) > 1 else ''})"
-        for problem, names in (("missing", missing), ("unexpected", unexpected), ("of another shape", wrong))
-        if names
-    ]
+    problems = misfits(missing, unexpected, wrong)
     if problems:
         raise UserError(
             f"Expected the weights of this model in {source}, got {' and '.join(problems)}: name the model that the "

@@ -16,6 +16,19 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
 
+from support.methods.captioners import (
+    COCA,
+    DECODER,
+    END,
+    PADDING,
+    START,
+    STOP,
+    TEXT,
+    VISION,
+    coca,
+    flat,
+    images,
+)
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules.mobileclip import coca_captioner
 from vlightning.lightning_modules.mobileclip.caption_decoder import CachedDecoder, draw, top_p_filtered
@@ -24,19 +37,8 @@ from vlightning.lightning_modules.mobileclip.coca_captioner import CoCaCaptioner
 from vlightning.lightning_modules.mobileclip.transformers_captioner import TransformersCaptioner
 from vlightning.lightning_modules.networks.published_clip import load_published
 
-START, END, PADDING, STOP = 49406, 49407, 0, 269  # STOP is a "." at the end of a word
-VISION = {"image_size": 32, "patch_size": 16, "layers": 1, "width": 32, "head_width": 16, "output_tokens": True}
-TEXT = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2, "output_tokens": True}
-DECODER = {"context_length": 12, "vocab_size": 49408, "width": 32, "heads": 4, "layers": 2}
-POOLED = {"attentional_pool": True, "attn_pooler_heads": 2}
 SCALED = {"ls_init_value": 0.1}
 
-COCA = {
-    "embed_dim": 32,
-    "vision_cfg": VISION | POOLED,
-    "text_cfg": TEXT | {"embed_cls": True},
-    "multimodal_cfg": DECODER,
-}
 OTHER = {  # no class token, another activation, layer scales, depths and widths, no attentional pooling
     "embed_dim": 16,
     "quick_gelu": True,
@@ -44,21 +46,6 @@ OTHER = {  # no class token, another activation, layer scales, depths and widths
     "text_cfg": TEXT | {"width": 48, "heads": 3, "layers": 3} | SCALED,
     "multimodal_cfg": DECODER | {"width": 48, "heads": 2, "layers": 1} | SCALED,
 }
-
-
-def randomize(network, seed=0):
-    """Give all parameters random values that favor a few dozen tokens, including those that end a text."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            normal = torch.randn(parameter.shape, generator=generator)
-            around = 1 if parameter.dim() == 1 and name.endswith(("weight", "gamma")) else 0
-            parameter.copy_(around + normal * (0.2 if parameter.dim() != 1 else 0.3))
-        decoder = network.text_decoder
-        likely = [END, PADDING, STOP, START, *range(1000, 1030)]
-        bias = decoder.ln_final.bias
-        decoder.text_projection[:, likely] += (13 * bias / bias.square().sum())[:, None]
-    return network.eval()
 
 
 def write(folder, config, network):
@@ -71,10 +58,6 @@ def write(folder, config, network):
         {key: value.contiguous() for key, value in network.state_dict().items()}, folder / "open_clip_model.safetensors"
     )
     return str(folder)
-
-
-def coca(config=COCA):
-    return randomize(CoCa(**config))
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +82,6 @@ def captioner(folder, **settings):
     with mock.patch.object(coca_captioner, "load_published", published):
         loaded.load()
     return loaded.double()
-
-
-def images(number=4):
-    return torch.randn(number, 3, 32, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-
-
-def flat(captions):
-    return [text for texts in captions for text in texts]
 
 
 def whole_logits(network, images, text):
