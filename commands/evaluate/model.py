@@ -171,7 +171,8 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
 def _from_checkpoint(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
     """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
-    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content)
+    expected = module.expected_tokenizer() if hasattr(module, "expected_tokenizer") else None
+    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content, expected)
     tokenizer = None if text is None else tokenizer_from_json(text)
     if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):
         raise UserError(f"Expected a checkpoint with its tokenizer in {path!r}, got one {note}: export it with one.")

@@ -83,7 +83,8 @@ def _write_folder(cls: type[Method], content: Mapping[str, Any], checkpoint: Pat
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
     module.adopt_retrieval_orders(content.get(ORDERS_KEY))
-    tokenizer, note = saved_tokenizer(content)
+    expected = module.expected_tokenizer() if hasattr(module, "expected_tokenizer") else None
+    tokenizer, note = saved_tokenizer(content, expected)
     module.save_pretrained(target, tokenizer, Training.of_checkpoint(content, run_folder_of(checkpoint)))
     order = module.retrieval_order()
     return (

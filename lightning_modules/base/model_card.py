@@ -157,8 +157,9 @@ class Provenance:
     def tokenizer_of(self, module: LightningModule) -> str | None:
         """Return the tokenizer of the run, else of the source of the weights, as JSON text; None without one."""
         tokenizer_json = tokenizer_of_data(datamodule_of(module)) or self.tokenizer_json
-        if tokenizer_json is None and self.checkpoint:
-            return saved_tokenizer(self.checkpoint)[0]
+        if tokenizer_json is None:
+            expected = module.expected_tokenizer() if hasattr(module, "expected_tokenizer") else None
+            return saved_tokenizer(self.checkpoint, expected)[0] if self.checkpoint or expected else None
         return tokenizer_json
 
 
