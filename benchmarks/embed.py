@@ -158,7 +158,7 @@ def write_store(folder: Path, rows: int, width: int) -> None:
         write_shard(shard_path(folder, number), ShardRows(names, list(range(size)), nothing, nothing, features))
     images = {"views": 0, "projected": True, "width": width, "preprocessing": ""}
     data = {"rows": [rows], "shard_size": shard}
-    write_manifest(folder / "manifest.json", {"complete": True, "data": data, "images": images, "texts": None})
+    write_manifest(folder / "manifest.json", {"data": data, "images": images, "texts": None}, complete=True)
 
 
 def search(typed: argparse.Namespace) -> None:
