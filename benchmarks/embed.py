@@ -44,7 +44,8 @@ from vlightning.commands.embed.command import run_embed
 from vlightning.commands.search.index import StoreSearch
 from vlightning.common.manifest import write_manifest
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.datamodules.pairs.stored import StoredCollate, StoredReader, StoredSet
+from vlightning.datamodules.pairs.samples import TrainingCollate
+from vlightning.datamodules.pairs.stored import StoredReader, StoredRows, StoredSet
 from vlightning.datamodules.stores.shards import ShardRows, shard_path, write_shard
 from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules import CLIPModule
@@ -76,9 +77,10 @@ def batches(data: ImageTextDataModule, store: FeatureStore | None, towers: list[
         dataset: Any = data.training_set(rows)
         collate: Any = data.training_collate()
     else:
-        reader = StoredReader(rows, data.worker_transform(training=True), data.encoder(), store, towers)
+        stored = StoredRows(store, towers)
+        reader = StoredReader(rows, data.worker_transform(training=True), data.encoder(), stored)
         dataset = StoredSet(len(rows), reader, 0)
-        collate = StoredCollate(data.encoder(), towers)
+        collate = TrainingCollate(data.encoder(), stored.widths)
     for number in itertools.count():
         keys = [(0, (number * size + item) % len(rows)) for item in range(size)]
         yield data.normalized_batch(collate(dataset.__getitems__(keys)).batch, training=True)

@@ -19,11 +19,11 @@ from ...datamodules.pairs.rows import CaptionRows
 from ...datamodules.reading.table import PairTable
 from ...datamodules.stores.identity import texts_digest, transform_digest
 from ...datamodules.transforms.normalize import in_pixels, normalization_of
-from ...lightning_modules.clip.stored import towers_of
 from ...lightning_modules.core.towers import (
     locked_features,
     tower_digest,
     tower_digests,
+    towers_of,
     trained_head,
     weights_digest,
 )
