@@ -45,7 +45,8 @@ from vlightning.commands.evaluate.model import load_model
 from vlightning.commands.search.index import StoreSearch
 from vlightning.common.manifest import write_manifest
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.datamodules.pairs.stored import StoredCollate, StoredReader, StoredSet
+from vlightning.datamodules.pairs.samples import TrainingCollate
+from vlightning.datamodules.pairs.stored import StoredReader, StoredRows, StoredSet
 from vlightning.datamodules.stores.shards import ShardRows, shard_path, write_shard
 from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules import CLIPModule
@@ -77,9 +78,10 @@ def batches(data: ImageTextDataModule, store: FeatureStore | None, towers: list[
         dataset: Any = data.training_set(rows)
         collate: Any = data.training_collate()
     else:
-        reader = StoredReader(rows, data.worker_transform(training=True), data.encoder(), store, towers)
+        stored = StoredRows(store, towers)
+        reader = StoredReader(rows, data.worker_transform(training=True), data.encoder(), stored)
         dataset = StoredSet(len(rows), reader, 0)
-        collate = StoredCollate(data.encoder(), towers)
+        collate = TrainingCollate(data.encoder(), stored.widths)
     for number in itertools.count():
         keys = [(0, (number * size + item) % len(rows)) for item in range(size)]
         yield data.normalized_batch(collate(dataset.__getitems__(keys)).batch, training=True)
@@ -169,8 +171,8 @@ def write_store(folder: Path, rows: int, typed: argparse.Namespace, model: dict[
             shard_path(folder, number), ShardRows(names, list(range(size)), nothing, nothing, features[:, None])
         )
     images = {"views": 0, "projected": True, "width": typed.width, "preprocessing": ""}
-    manifest = {"complete": True, "model": model, "data": {"rows": [rows], "shard_size": shard}}
-    write_manifest(folder / "manifest.json", manifest | {"images": images, "texts": None})
+    manifest = {"model": model, "data": {"rows": [rows], "shard_size": shard}, "images": images, "texts": None}
+    write_manifest(folder / "manifest.json", manifest, complete=True)
 
 
 COMMAND = """

@@ -76,6 +76,10 @@ class ImageTextModel:
         """Return unit-length features [T, E] of texts."""
         return normalize(self.texts(texts).float(), dim=-1)
 
+    def prepared(self, image: Image.Image) -> Tensor:
+        """Return an image as the network takes it, float [3, S, S], on the CPU."""
+        return self.finish(self.transform(image))
+
     def shares(self, cosines: Tensor) -> Tensor:
         """Return the softmax [..., C] of the model's logits; of none where a cosine [..., C] is non-finite."""
         return (self.logit_scale * cosines).softmax(-1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -43,12 +43,21 @@ class PairRows(TrainingRows, Rows, Protocol):
 
 
 class Sample(NamedTuple):
-    """A usable image with its captions."""
+    """A usable image with its captions, of which features may stand in place of the pixels.
+
+    Attributes:
+        image: pixels [3, H, W], or features [D] from a store.
+        captions: the captions; one in training.
+        image_id: equal for rows of the same image.
+        sample_index: index of the row.
+        text_features: features [T, E] of the captions from a store; None without.
+    """
 
     image: torch.Tensor
     captions: list[str]
     image_id: int
     sample_index: int
+    text_features: torch.Tensor | None = None
 
 
 @dataclass
@@ -92,9 +101,7 @@ class EvaluationReader:
     seed: int
     need_captions: bool
 
-    def __call__(
-        self, load: Callable[[], Image.Image], captions: list[str], name: str, image_id: int, index: int
-    ) -> Outcome:
+    def __call__(self, load: Callable[[], Any], captions: list[str], name: str, image_id: int, index: int) -> Outcome:
         """Decode one image, and select its usable captions; each empty caption is counted as a fault."""
         usable = [caption for caption in captions if self.encoder.usable(caption)]
         faults = [Fault(EMPTY_CAPTION, name)] * (len(captions) - len(usable))
@@ -133,8 +140,12 @@ class EvaluationSet(SeededSet):
         except BadSample as bad:
             return Outcome(None, max(1, len(captions)) + len(faults), [*faults, bad.fault])
         name = self.table.name(rows[0])
-        outcome = self.read(lambda: self.table.image(rows[0]), captions, name, image_id, rows[0])
+        outcome = self.read(lambda: self.load(rows[0]), captions, name, image_id, rows[0])
         return Outcome(outcome.sample, outcome.num_read + len(faults), [*faults, *outcome.faults])
+
+    def load(self, row: int) -> Any:
+        """Return what the reader transforms: the decoded image of a row; raises `BadSample`."""
+        return self.table.image(row)
 
 
 def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[Fault]]:
@@ -151,20 +162,29 @@ def captions_of(table: PairRows, rows: Sequence[int]) -> tuple[list[str], list[F
 
 @dataclass
 class TrainingCollate:
-    """Build training batches: `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`."""
+    """Build training batches: `image`, `input_ids`, `attention_mask`, `image_id` and `sample_index`.
+
+    Args:
+        encoder: encoder of captions.
+        stored: width of the features that are read from a store, of `image` or `text`: `image_features` [B, D] then
+            stand in place of `image`, `text_features` [B, E] beside `input_ids`.
+    """
 
     encoder: Encoder
+    stored: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Build a batch of samples."""
         samples, num_read, faults = usable_samples(outcomes)
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, num_read, faults)
+        image = "image_features" if "image" in self.stored else "image"
         batch: dict[str, Any] = {
-            "image": stacked([sample.image for sample in samples]),
+            image: stacked([sample.image for sample in samples]),
             **self.encoder([sample.captions[0] for sample in samples]),
             "image_id": torch.tensor([sample.image_id for sample in samples]),
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
+            **_text_features(samples, self.stored),
         }
         return Collated(batch, num_read, faults)
 
@@ -174,11 +194,12 @@ class EvaluationCollate:
     """Build evaluation batches: the images, and the concatenated captions of all images.
 
     `text_image_id` [T] is the id of the image of each caption; `text_id` [T] is equal for texts that are equal
-    after the cleaning.
+    after the cleaning. `stored` is that of `TrainingCollate`; `text_features` are then [T, E].
     """
 
     encoder: Encoder
     transform: Transform
+    stored: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Build a batch of samples."""
@@ -186,12 +207,25 @@ class EvaluationCollate:
         captions = [caption for sample in samples for caption in sample.captions]
         cleaned = [self.encoder.cleaned(caption, self.encoder.max_words) for caption in captions]
         text_image_ids = [sample.image_id for sample in samples for _ in sample.captions]
+        width = self.stored.get("image")
+        empty = empty_images(self.transform) if width is None else torch.zeros(0, width)
         batch: dict[str, Any] = {
-            "image": stacked([sample.image for sample in samples]) if samples else empty_images(self.transform),
+            "image" if width is None else "image_features": (
+                stacked([sample.image for sample in samples]) if samples else empty
+            ),
             "image_id": torch.tensor([sample.image_id for sample in samples], dtype=torch.long),
             "sample_index": torch.tensor([sample.sample_index for sample in samples], dtype=torch.long),
             **self.encoder(captions),
             "text_image_id": torch.tensor(text_image_ids, dtype=torch.long),
             "text_id": torch.tensor([text_id(text.strip()) for text in cleaned], dtype=torch.long),
+            **_text_features(samples, self.stored),
         }
         return Collated(batch, num_read, faults)
+
+
+def _text_features(samples: Sequence[Sample], stored: Mapping[str, int]) -> dict[str, torch.Tensor]:
+    """Return the features of the captions of samples from a store; empty if the text tower runs."""
+    if "text" not in stored:
+        return {}
+    rows = [sample.text_features for sample in samples if sample.text_features is not None]
+    return {"text_features": torch.cat(rows) if rows else torch.zeros(0, stored["text"])}

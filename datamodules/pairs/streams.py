@@ -356,6 +356,6 @@ class StreamLoaders(RowLoaders):
             reader = data.evaluation_reader(split)
             dataset = StreamedEvaluationSet(rows, reader, data.eval_batch_size, data.replicas())
             # At most one worker, since each worker would read all rows.
-            return data.torch_loader(dataset, data.evaluation_collate(), min(data.num_workers, 1), batch_size=None)
+            return data.torch_loader(dataset, data.evaluation_collate(split), min(data.num_workers, 1), batch_size=None)
 
         return BatchLoader(make, None, data.account(split), keep=False, skip_empty=data.replicas()[0] == 1)

@@ -27,6 +27,7 @@ from ..base.method import Bound
 from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings
 from ..core.settings import plain
+from ..core.towers import locked_towers
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import contrast_losses, pair_ids, share_of_repeats, student_features
@@ -45,7 +46,6 @@ from .export import export
 from .interpolation import interpolated
 from .settings import LossSettings, OptimSettings, TuningSettings
 from .start import load_start, model_of, needed_tokenizer
-from .stored import check_stored, locked_towers
 from .tuning import fix_batch_norm, fix_locked_encoders, parameter_groups, prepare
 
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0
@@ -216,13 +216,8 @@ class CLIPModule(TwoTowers):
 
     @property
     def locked_towers(self) -> list[str]:
-        """Towers whose features stay the same, among `image` and `text`: they may come from a store."""
+        """Towers whose features stay the same in training, among `image` and `text`: they may come from a store."""
         return locked_towers(self.student)
-
-    def on_fit_start(self) -> None:
-        """Load initial weights, unless a checkpoint was restored, and compare locked towers with those of a store."""
-        super().on_fit_start()
-        check_stored(self, self.student)
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the towers."""

@@ -18,14 +18,14 @@ from vlightning.datamodules.stores.store import FeatureStore
 KILLED = """
 import os, signal
 from vlightning.cli import main
-from vlightning.commands.embed import work
+from vlightning.commands.embed import passes
 
-write = work.write_shard
+write = passes.write_shard
 def write_and_die(path, rows):
     write(path, rows)
     if path.name == "00000002.arrow":
         os.kill(os.getpid(), signal.SIGKILL)
-work.write_shard = write_and_die
+passes.write_shard = write_and_die
 main()
 """
 
