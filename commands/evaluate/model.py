@@ -18,6 +18,7 @@ from ...common.preprocessing import Preprocessing, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer, tokenizer_from_json
 from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
+from ...lightning_modules.base.model_card import expected_tokenizer_of
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.frozen import Frozen
 from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
@@ -175,7 +176,7 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
 def _from_checkpoint(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
     """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
-    expected = module.expected_tokenizer() if hasattr(module, "expected_tokenizer") else None
+    expected = expected_tokenizer_of(module)
     text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content, expected)
     tokenizer = None if text is None else tokenizer_from_json(text)
     if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):

@@ -71,7 +71,12 @@ def test_two_processes_train_it_as_one_does(written):
         ("fsdp", 8, ("--config", STRATEGIES / "fsdp.yaml", "--trainer.devices=2")),
     ):
         words = ["fit", "--config", folder / "quickstart.yaml", "--data.length=64", "--data.eval_length=16"]
-        words += [f"--data.batch_size={batch}", "--trainer.max_steps=3", *options, "--trainer.enable_progress_bar=false"]
+        words += [
+            f"--data.batch_size={batch}",
+            "--trainer.max_steps=3",
+            *options,
+            "--trainer.enable_progress_bar=false",
+        ]
         words += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder / name}"]
         done = run_script(["-m", "vlightning.cli", *map(str, words)], cwd=folder)
         assert done.returncode == 0, done.stderr
