@@ -74,6 +74,8 @@ def test_two_processes_train_it_as_one_does(written):
         words += [
             f"--data.batch_size={batch}",
             "--trainer.max_steps=3",
+            # AdamW would turn the rounding of gradients near zero into whole steps.
+            *("--model.optimizer=SGD", "--model.optimizer.lr=0.1"),
             *options,
             "--trainer.enable_progress_bar=false",
         ]
@@ -86,7 +88,7 @@ def test_two_processes_train_it_as_one_does(written):
             checkpoint = folder / "whole.ckpt"
         weights[name] = torch.load(checkpoint, weights_only=True)["state_dict"]
     for name in ("ddp", "fsdp"):
-        torch.testing.assert_close(weights[name], weights["one"], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(weights[name], weights["one"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["Two", "2d", "class", "vlightning", "a-b", "a/b"])
