@@ -1,12 +1,12 @@
 """A training step of two towers beside sentence-transformers' trainer, on the same networks, images and captions.
 
-    python benchmarks/two_towers.py --their_path FOLDER
+    python benchmarks/two_towers.py --sentence_transformers FOLDER
 
 FOLDER has sentence-transformers (at least 6.2) and accelerate, as `pip install --no-deps --target FOLDER` writes them.
 The networks are EfficientNet-lite0 at 224 pixels and a BERT of MiniLM's sizes, both with random weights, each with the
-mean of its outputs and a linear layer to 512 numbers; the images are drawn JPEG files. There the image tower is
-`TimmWrapperModel` in a `Router`, and the loss `MultipleNegativesSymmetricRankingLoss`. Both trainers clip gradients and
-step AdamW. With the image tower locked, its weights have no gradients there.
+mean of its outputs and a linear layer to 512 numbers; the images are drawn JPEG files. In sentence-transformers the
+image tower is `TimmWrapperModel` in a `Router`, and the loss `MultipleNegativesSymmetricRankingLoss`. Both trainers
+clip gradients and step AdamW. With the image tower locked, its weights have no gradients in both.
 
 Each trainer runs in a process of its own with one thread and no loader workers, in turns. Printed are medians of all
 steps but the first two, in processor seconds, which other work on the machine changes little: from the batch in memory
@@ -71,7 +71,7 @@ def write_networks(folder: Path, captions: list[str]) -> None:
     (folder / "image/config.json").write_text(json.dumps(config | {"pretrained_cfg": sizes | {"crop_mode": "center"}}))
 
 
-def run_ours(folder: Path, typed: argparse.Namespace) -> Clock:
+def train_vlightning(folder: Path, typed: argparse.Namespace) -> Clock:
     """Train with this package."""
     from lightning.pytorch import Callback, Trainer
 
@@ -103,18 +103,18 @@ def run_ours(folder: Path, typed: argparse.Namespace) -> Clock:
     return clock
 
 
-def run_theirs(folder: Path, typed: argparse.Namespace) -> Clock:
+def train_sentence_transformers(folder: Path, typed: argparse.Namespace) -> Clock:
     """Train with sentence-transformers."""
-    sys.path.insert(0, typed.their_path)
+    sys.path.insert(0, typed.sentence_transformers)
     import datasets
     import torch
-    from sentence_transformers import (  # type: ignore[import-not-found]
+    from sentence_transformers import (
         SentenceTransformer,
         SentenceTransformerTrainer,
         SentenceTransformerTrainingArguments,
     )
-    from sentence_transformers.sentence_transformer import losses  # type: ignore[import-not-found]
-    from sentence_transformers.sentence_transformer.modules import (  # type: ignore[import-not-found]
+    from sentence_transformers.sentence_transformer import losses
+    from sentence_transformers.sentence_transformer.modules import (
         Dense,
         Normalize,
         Pooling,
@@ -164,7 +164,9 @@ def run_theirs(folder: Path, typed: argparse.Namespace) -> Clock:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--their_path", required=True, help="folder with sentence-transformers and accelerate")
+    parser.add_argument(
+        "--sentence_transformers", required=True, help="folder with sentence-transformers and accelerate"
+    )
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3)
@@ -174,8 +176,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of the networks and pairs, with --way")
     typed = parser.parse_args()
     if typed.way is not None:
-        run = run_ours if typed.way == WAYS[0] else run_theirs
-        print(json.dumps(run(typed.folder, typed).seconds()))
+        train = train_vlightning if typed.way == WAYS[0] else train_sentence_transformers
+        print(json.dumps(train(typed.folder, typed).seconds()))
         return
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -185,10 +187,10 @@ def main() -> None:
         print(f"batches of {typed.batch}, processor seconds, medians of {typed.rounds} runs of {typed.steps} steps")
         print(f"{'':<16}{'':<14}{WAYS[0]:>12}{WAYS[1]:>24}{'times':>8}")
         for locked in (False, True):
-            found: dict[str, dict[str, list[float]]] = {way: {"step": [], "with loading": []} for way in WAYS}
+            seconds: dict[str, dict[str, list[float]]] = {way: {"step": [], "with loading": []} for way in WAYS}
             for _ in range(typed.rounds):
                 for way in WAYS:
-                    words = ["--their_path", typed.their_path, "--way", way, "--folder", name]
+                    words = ["--sentence_transformers", typed.sentence_transformers, "--way", way, "--folder", name]
                     words += ["--batch", str(typed.batch), "--steps", str(typed.steps), *["--locked"] * locked]
                     done = subprocess.run(
                         [sys.executable, __file__, *words],
@@ -198,11 +200,11 @@ def main() -> None:
                         env=os.environ | {"OMP_NUM_THREADS": "1"},
                     )
                     for kind, taken in json.loads(done.stdout.splitlines()[-1]).items():
-                        found[way][kind] += taken
+                        seconds[way][kind] += taken
             for kind in ("step", "with loading"):
-                ours, theirs = (statistics.median(found[way][kind]) for way in WAYS)
+                first, second = (statistics.median(seconds[way][kind]) for way in WAYS)
                 tower = "image locked" if locked else "full"
-                print(f"{tower:<16}{kind:<14}{ours:>12.2f}{theirs:>24.2f}{theirs / ours:>8.2f}", flush=True)
+                print(f"{tower:<16}{kind:<14}{first:>12.2f}{second:>24.2f}{second / first:>8.2f}", flush=True)
 
 
 if __name__ == "__main__":

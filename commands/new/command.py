@@ -3,6 +3,8 @@
 import argparse
 import keyword
 import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -30,14 +32,16 @@ def run_new(words: list[str]) -> str:
         The files that were written, and the commands to go on with.
 
     Raises:
-        UserError: If the name is not one of a Python package, or its folder exists and is not empty.
+        UserError: If the name is not one of a Python package, or another package has it, or the folder is not empty.
     """
     typed = parser_of_new().parse_args(words)
     name: str = typed.name
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name) or name == "vlightning":
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise UserError(
             f"Expected a name of lower-case letters, digits and underscores, such as my_method, got {name!r}."
         )
+    if (installed := find_spec(name)) is not None and installed.origin is not None:
+        raise UserError(f"Expected a name that no installed package has, got {name!r}, which is {installed.origin}.")
     folder = Path(typed.folder or name)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"Expected a new or an empty folder, got {folder}: give another with --folder.")
@@ -71,8 +75,9 @@ def parser_of_new() -> argparse.ArgumentParser:
 
 
 def _commands(folder: Path) -> list[str]:
+    quoted = shlex.quote(str(folder))
     return [
-        f"pip install -e {folder}",
-        f"vlightning fit --config {folder}/quickstart.yaml",
-        f"pytest {folder}",
+        f"pip install -e {quoted}",
+        f"vlightning fit --config {quoted}/quickstart.yaml",
+        f"pytest {quoted}",
     ]

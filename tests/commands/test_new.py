@@ -91,11 +91,23 @@ def test_two_processes_train_it_as_one_does(written):
         torch.testing.assert_close(weights[name], weights["one"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Two", "2d", "class", "vlightning", "a-b", "a/b"])
+@pytest.mark.parametrize("name", ["Two", "2d", "class", "a-b", "a/b"])
 def test_a_name_that_is_no_package_is_refused(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert "Expected a name of lower-case letters" in refused(capsys, "method", name)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["vlightning", "torch", "json"])
+def test_the_name_of_an_installed_package_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "Expected a name that no installed package has" in refused(capsys, "method", name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_printed_commands_quote_a_folder_with_a_space(tmp_path, capsys):
+    printed = new(capsys, "method", "two_means", "--folder", tmp_path / "my methods")
+    assert printed.splitlines()[-1] == f"  pytest '{tmp_path}/my methods'"
 
 
 def test_a_folder_with_files_is_left_alone(tmp_path, monkeypatch, capsys):

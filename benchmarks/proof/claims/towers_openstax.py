@@ -22,7 +22,7 @@ VALIDATION = json.dumps({"path": "${data}/openstax/train.parquet", "split": VALI
 
 CLAIM = towers(
     "towers_openstax",
-    "pictures of textbooks",
+    "images of textbooks",
     (f"--data.train={TRAIN}", f"--data.validation={VALIDATION}", "--data.max_tokens=48"),
     epochs=4,
     test="${data}/openstax/validation.parquet",

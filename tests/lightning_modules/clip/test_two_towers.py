@@ -137,12 +137,12 @@ def test_a_moved_folder_of_open_clip_loads(files, trained, tmp_path, monkeypatch
     moved = load_model("local-dir:second")
     torch.testing.assert_close(embeddings(moved, [f"a {text}" for text in texts], image), expected)
     text = json.loads(Path("second/open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
-    theirs, _, _ = open_clip.create_model_and_transforms(
+    loaded, _, _ = open_clip.create_model_and_transforms(
         "local-dir:second", text_cfg=text | {"hf_model_name": "second"}
     )
     ids = open_clip.get_tokenizer("local-dir:second")([f"a {text}" for text in texts])
     with torch.no_grad():
-        torch.testing.assert_close(theirs.eval().encode_text(ids, normalize=True), expected[1])
+        torch.testing.assert_close(loaded.eval().encode_text(ids, normalize=True), expected[1])
 
 
 @torch.no_grad()
@@ -161,11 +161,11 @@ def test_each_layout_computes_what_the_checkpoint_does(trained, tmp_path, monkey
     assert_close(pretrained.model.encode_images(image)[0], expected[0])
     assert_close(pretrained.model.encode_texts(**pretrained.tokenizer(texts)), expected[1])
 
-    theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/open_clip")
+    loaded, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/open_clip")
     ids = open_clip.get_tokenizer(f"local-dir:{tmp_path}/open_clip")([f"a {text}" for text in texts])
-    theirs.eval()
-    assert_close(theirs.encode_image(image, normalize=True), expected[0])
-    assert_close(theirs.encode_text(ids, normalize=True), expected[1])
+    loaded.eval()
+    assert_close(loaded.encode_image(image, normalize=True), expected[0])
+    assert_close(loaded.encode_text(ids, normalize=True), expected[1])
 
     program = torch.export.load("torch_export/text.pt2").module()
     teacher = load_published(None, "vlightning")
