@@ -23,10 +23,20 @@ class LazyNames:
 
         Raises:
             AttributeError: If the package has no such name.
+            ImportError: If a library that the name needs is not installed.
         """
         if name not in self.modules:
             raise AttributeError(f"module {self.package!r} has no attribute {name!r}")
-        value = getattr(import_module(f".{self.modules[name]}", self.package), name)
+        try:
+            module = import_module(f".{self.modules[name]}", self.package)
+        except ModuleNotFoundError as error:
+            library = str(error.name).partition(".")[0]
+            if library == __package__.partition(".")[0]:
+                raise
+            raise ImportError(
+                f"{self.package}.{name} needs {library}, which is not installed.", name=library
+            ) from error
+        value = getattr(module, name)
         setattr(sys.modules[self.package], name, value)
         return value
 

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, Pr
 from lightning.pytorch.plugins import CheckpointIO
 
 from ...callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, SpeedMonitor, StopOnSignal
-from ...callbacks.progress import progress_of_output
+from ...callbacks.progress_bar import progress_of_output
 from .run_report import RunReport
 
 TRAINER_DEFAULTS: dict[str, Any] = {

@@ -1,8 +1,11 @@
-"""The wheel contains one package, runs from any folder, and is visible to type checkers."""
+"""The wheel contains one package, runs from any folder, and is visible to type checkers; a release is checked."""
 
 import ast
 import inspect
 import json
+import os
+import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,13 +17,14 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from packaging.requirements import Requirement
 
 import vlightning.callbacks
 import vlightning.datamodules
 import vlightning.lightning_modules
-from support.project.wheel import ROOT, built_wheel, run_mypy
+from support.project.wheel import NOT_COPIED, ROOT, built_wheel, run_mypy
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CODE_FOLDERS = ("callbacks", "commands", "common", "datamodules", "lightning_modules", "metrics")
@@ -172,6 +176,80 @@ def test_installed_the_command_runs_and_finds_the_shipped_configs(installed: Pat
     assert "ALBEFModule" in config
     assert mistaken == 2
     assert "configs/albef/quickstart.yaml" in sentence
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, with the script that builds a release."""
+    folder = tmp_path_factory.mktemp("release") / "source"
+    shutil.copytree(ROOT, folder, ignore=NOT_COPIED)
+    shutil.copytree(ROOT / ".ci", folder / ".ci")
+    return folder
+
+
+def build_release(folder: Path, tag: str) -> subprocess.CompletedProcess:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["bash", str(folder / ".ci" / "release"), tag, "--no-isolation"]
+    environment = {**os.environ, "PATH": path}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+def test_a_release_is_an_sdist_and_a_wheel_that_holds_the_same(release: Path):
+    """`.ci/release` builds the wheel from the sdist: what the sdist lacks, the wheel would lack too."""
+    done = build_release(release, f"v{PROJECT['project']['version']}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("PASSED") == 2
+    wheel, sdist = sorted((release / "dist").iterdir(), key=lambda path: path.suffix, reverse=True)
+    assert sdist.name == f"vlightning-{PROJECT['project']['version']}.tar.gz"
+    assert set(zipfile.ZipFile(wheel).namelist()) == set(zipfile.ZipFile(built_wheel()).namelist())
+
+
+@pytest.mark.parametrize(
+    ("tag", "file", "old", "new", "sentence"),
+    [
+        ("v9.9.9", None, "", "", "the tag is v9.9.9, the version of pyproject.toml"),
+        (None, "CITATION.cff", "\nversion: ", "\nversion: 9.", "CITATION.cff has not the version"),
+        (None, "CHANGELOG.md", "## {} - ", "## {}, ", "CHANGELOG.md has no entry"),
+    ],
+)
+def test_a_release_whose_files_disagree_is_refused(
+    tag: str | None, file: str | None, old: str, new: str, sentence: str, tmp_path: Path
+):
+    version = PROJECT["project"]["version"]
+    (tmp_path / ".ci").mkdir()
+    for name in (".ci/release", "pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    if file is not None:
+        text = (tmp_path / file).read_text()
+        (tmp_path / file).write_text(text.replace(old.format(version), new.format(version), 1))
+    done = build_release(tmp_path, tag or f"v{version}")
+    assert done.returncode == 1
+    assert done.stderr.startswith(".ci/release: ")
+    assert sentence in done.stderr
+    assert not (tmp_path / "dist").exists()
+
+
+def test_the_recipe_of_conda_requires_what_the_package_does():
+    other_names = {"torch": "pytorch", "jsonargparse[signatures]": "jsonargparse-signatures"}
+    other_names |= {"open_clip_torch": "open-clip-torch", "matplotlib": "matplotlib-base", "PyYAML": "pyyaml"}
+    expected = {"python " + PROJECT["project"]["requires-python"]}
+    for line in PROJECT["project"]["dependencies"]:
+        name, bound = re.fullmatch(r"([^>]+)(>=.+)", line).groups()
+        expected.add(f"{other_names.get(name, name)} {bound}")
+    recipe = yaml.safe_load((ROOT / ".ci/conda_recipe.yaml").read_text())
+    assert set(recipe["requirements"]["run"]) == expected
+    assert recipe["context"]["version"] == PROJECT["project"]["version"]
+    (command,) = recipe["build"]["python"]["entry_points"]
+    assert command == "vlightning = {}".format(PROJECT["project"]["scripts"]["vlightning"])
+
+
+def test_the_image_is_built_from_the_whole_package():
+    sent = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    packages = {name.split(".")[1] for name in PROJECT["tool"]["setuptools"]["packages"] if "." in name}
+    assert sent >= packages | {"pyproject.toml", "README.md", "LICENSE", "__init__.py", "cli.py", "py.typed", "configs"}
+    done = subprocess.run(["hadolint", str(ROOT / "Dockerfile")], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 WRONG = """\

@@ -10,7 +10,7 @@ from vlightning.callbacks import (
     SpeedMonitor,
     StopOnSignal,
 )
-from vlightning.callbacks.progress import OneLineProgressBar, progress_of_output
+from vlightning.callbacks.progress_bar import OneLineProgressBar, progress_of_output
 from vlightning.commands.cli.checkpoints import BestCheckpoint, LastCheckpoint
 from vlightning.commands.cli.defaults import with_defaults
 from vlightning.commands.cli.run_report import RunReport
