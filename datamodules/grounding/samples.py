@@ -162,7 +162,7 @@ class GroundingBatches:
         reader = EvaluationReader(self.worker_transform(training=False), self.encoder(), self.run_seed, True)
         return GroundingEvaluationSet(rows, reader, split != "predict")
 
-    def evaluation_collate(self) -> Any:
+    def evaluation_collate(self, split: Split) -> Any:
         """Stack the images, and encode the texts."""
         return GroundingCollate(self.encoder(), in_pixels(self.eval_transform))
 

@@ -159,7 +159,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
             len(rows), LabelReader(rows, self.worker_transform(training=False), views=1), self.run_seed
         )
 
-    def evaluation_collate(self) -> LabelCollate:
+    def evaluation_collate(self, split: Split) -> LabelCollate:
         """Stack the images."""
         return LabelCollate(["image"], in_pixels(self.eval_transform))
 

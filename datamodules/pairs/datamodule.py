@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
@@ -12,19 +13,34 @@ from ..base.faults import Collated, Outcome
 from ..base.images import ImageTransforms
 from ..base.sampled import RowLoaders, SampledDataModule
 from ..base.samples import Reader, TrainingSet
-from ..base.stages import Split
+from ..base.stages import Split, splits_of
 from ..base.texts import TokenizedTexts
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
 from ..reading.stream import Stream
 from ..reading.table import PairTable
-from ..stores.store import FeatureStore
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .samples import EvaluationCollate, EvaluationReader, EvaluationSet, PairReader, PairRows, TrainingCollate
+from .samples import (
+    EvaluationCollate,
+    EvaluationReader,
+    EvaluationSet,
+    PairReader,
+    PairRows,
+    ShortTexts,
+    TrainingCollate,
+)
 from .source_arguments import SourceArguments
-from .stored import StoredCollate, StoredReader, StoredSet, check_preparation, check_rows, stored_towers
+from .stored import (
+    StoredEvaluationSet,
+    StoredReader,
+    StoredRows,
+    StoredSet,
+    check_preparation,
+    features_as_they_are,
+    open_stored,
+)
 from .streams import StreamLoaders
 
 
@@ -34,11 +50,13 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
     """
 
+    short_texts: ShortTexts | None = None
+
     # Methods that the base class calls
 
     def training_reader(self, rows: PairRows) -> Reader:
         """Return a reader of an augmented image with one of its captions."""
-        return PairReader(rows, self.worker_transform(training=True), self.encoder())
+        return PairReader(rows, self.worker_transform(training=True), self.encoder(), self.short_texts)
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
         """Return the usable captions of evaluated images by `sample_index`, in the order of the evaluation.
@@ -56,7 +74,7 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Stack the images and encode their captions."""
-        return TrainingCollate(self.encoder())
+        return TrainingCollate(self.encoder(), self.stored_widths("train"), self.short_texts is not None)
 
     def evaluation_items(self, rows: PairRows) -> list[list[int]]:
         """Return the rows of each image."""
@@ -71,9 +89,13 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         transform = self.worker_transform(training=False)
         return EvaluationReader(transform, self.encoder(), self.run_seed, split != "predict")
 
-    def evaluation_collate(self) -> EvaluationCollate:
+    def evaluation_collate(self, split: Split) -> EvaluationCollate:
         """Stack the images and encode all of their captions."""
-        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform))
+        return EvaluationCollate(self.encoder(), in_pixels(self.eval_transform), self.stored_widths(split))
+
+    def stored_widths(self, split: Split) -> dict[str, int]:
+        """Return the widths of features that batches of a split have in place of what a tower encodes; mostly none."""
+        return {}
 
 
 class ImageTextDataModule(SourceArguments, PairDataModule):
@@ -93,6 +115,9 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
             the image's path.
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
+        short_texts: gives each training sample a short text beside its caption, on which `CLIPModule` trains too
+            (`model.loss.short_weight`): "sentence", the first sentence of the caption; "shortest", the shortest caption
+            of the row, where one of the others is drawn.
         augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
             RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with `train_transform`.
         streaming: whether to stream all splits instead of memory-mapping a copy.
@@ -101,7 +126,9 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
             memory.
         store: folder of a store of the training rows, which `vlightning embed` wrote: features of towers that the
-            module locks are read from it, and the towers do not run. Epoch e reads view e of an image.
+            module locks are read from it, and the towers do not run. Epoch e reads view e of an image. Or folders by
+            the splits of their rows, such as `{train: stores/pairs, validation: stores/held_out}`; an evaluation or a
+            prediction reads features of either tower, locked or not, by plain views.
         read_retries: number of times that a failed read of a file by URL is tried again, after waits that double from
             half a second. A row that still cannot be read is an unusable sample; a table or shard ends the run.
     """
@@ -115,11 +142,12 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         caption_column: str = "caption",
         image_id_column: str | None = None,
         samples: Literal["images", "captions"] = "images",
+        short_texts: ShortTexts | None = None,
         augmentation: Literal["albef", "crop"] = "albef",
         streaming: bool = False,
         samples_per_epoch: Annotated[int | None, COUNT] = None,
         shuffle_block: Annotated[int, COUNT] = 1024,
-        store: str | None = None,
+        store: str | dict[Split, str] | None = None,
         read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
     ) -> None:
@@ -129,15 +157,20 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         self.shuffle_block = shuffle_block
         self.augmentation = augmentation
         self.samples = samples
+        self.short_texts = short_texts
+        if short_texts == "shortest" and samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.short_texts: shortest, got captions, each of which is a row "
+                "of its own: set data.short_texts to sentence."
+            )
         if streaming:
             self._check_streaming(bool(self.sources["train"]))
             if store is not None:
                 raise UserError(
                     "Expected rows in random access with data.store, got data.streaming: leave out one of them."
                 )
-        self._store_folder = store
-        self.store: FeatureStore | None = None  # opened for a fit, as evaluation needs none
-        self._towers: list[str] = []  # whose features are read from the store
+        self._store_folders = _by_split(store)
+        self._stored: dict[Split, StoredRows] = {}
         columns = image_column, caption_column, image_id_column
         self.pairs = PairSources(
             self.sources,
@@ -156,45 +189,61 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
 
     def open_split(self, split: Split) -> PairTable | CaptionRows[PairTable] | Stream | None:
         """Open and check the rows of a split."""
-        rows = self.pairs.rows(split, self.clean_captions, self.max_words)
+        rows = self.pairs.rows(split, self.clean_captions, self.max_words, split not in self._store_folders)
         if split == "train" and self.samples == "captions" and isinstance(rows, PairTable):
             return CaptionRows(rows)
         return rows
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the splits of a stage, and check that the store is one of the training rows.
+        """Open the splits of a stage, and check that each store is one of the rows of its split.
 
         Raises:
-            UserError: If a split cannot be used, or the store is of other rows, images or texts.
+            UserError: If a split cannot be used, or a store is of other rows, images or texts.
         """
         super().setup(stage)
-        rows = self.opened_rows("train")
-        if self._store_folder is None or stage != "fit" or rows is None:
+        if stage is None or self.trainer is None:
             return
-        self.store = FeatureStore(self._store_folder)
         module = asked_of(self.trainer, LocksTowers)  # type: ignore[type-abstract]
-        self._towers = stored_towers(self.store, [] if module is None else module.locked_towers)
-        check_rows(self.store, rows.table if isinstance(rows, CaptionRows) else rows)
-        check_preparation(self.store, self._towers, self.train_transform, self.eval_transform, self.encoder())
+        locked = None if module is None else module.locked_towers
+        for split in splits_of(stage):
+            rows = self.opened_rows(split)
+            if rows is not None and (folder := self._store_folders.get(split)) is not None:
+                table = rows.table if isinstance(rows, CaptionRows) else rows
+                stored = open_stored(folder, split, table, locked, stage == "fit")
+                if split == "train" and self.short_texts is not None and "text" in stored.towers:
+                    raise UserError(
+                        f"Expected a store of images with data.short_texts, which no store has, got features of texts "
+                        f"in {folder}: leave data.short_texts out, or embed with --of images."
+                    )
+                check_preparation(stored, self.train_transform, self.eval_transform, self.encoder())
+                self._stored[split] = stored
 
     @property
-    def stored(self) -> dict[str, Any] | None:
-        """Model of the store, and fingerprints of the towers whose features batches hold; None without a store."""
-        if self.store is None or not self._towers:
-            return None
-        model = self.store.manifest["model"]
-        return {"model": model["name"], "towers": {tower: model[tower] for tower in self._towers}}
+    def stored(self) -> dict[Split, dict[str, Any]]:
+        """By split of the stage, model of the store, and fingerprints of the towers whose features batches hold."""
+        splits = () if self.trainer is None else splits_of(self.trainer.state.fn)
+        return {split: self._stored[split].record() for split in splits if split in self._stored}
+
+    def stored_widths(self, split: Split) -> dict[str, int]:
+        """Return the widths of the features that are read from the store of a split."""
+        return self._stored[split].widths if split in self._stored else {}
 
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of training samples, with features from the store if there is one."""
-        if self.store is None:
+        if "train" not in self._stored:
             return super().training_set(rows)
-        read = StoredReader(rows, self.worker_transform(training=True), self.encoder(), self.store, self._towers)
+        transform = self.worker_transform(training=True)
+        read = StoredReader(rows, transform, self.encoder(), self._stored["train"], self.short_texts)
         return StoredSet(len(rows), read, self.run_seed)
 
-    def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Stack the images or their features, and encode their captions."""
-        return super().training_collate() if self.store is None else StoredCollate(self.encoder(), self._towers)
+    def evaluation_set(self, rows: Any, items: list[list[int]], split: Split) -> EvaluationSet:
+        """Return a dataset of images with all of their captions, with features from the store if there is one."""
+        if split not in self._stored:
+            return super().evaluation_set(rows, items, split)
+        reader = self.evaluation_reader(split)
+        if "image" in self._stored[split].towers:
+            reader = dataclasses.replace(reader, transform=features_as_they_are)
+        return StoredEvaluationSet(rows, items, reader, self._stored[split])
 
     @property
     def row_loaders(self) -> RowLoaders:
@@ -229,3 +278,17 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
                 f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "
                 f"{self.limit_eval_rows}: set trainer.limit_val_batches, or set data.streaming to false."
             )
+
+
+def _by_split(store: str | Mapping[Split, str] | None) -> dict[Split, str]:
+    """Return the folder of the store of each split; one folder is that of the training rows.
+
+    Raises:
+        UserError: If there is no such split.
+    """
+    if store is None:
+        return {}
+    folders: dict[Split, str] = {"train": store} if isinstance(store, str) else dict(store)
+    if unknown := [split for split in folders if split not in get_args(Split)]:
+        raise UserError(f"Expected {', '.join(get_args(Split))} in data.store, got {unknown[0]!r}: correct the name.")
+    return folders

@@ -122,7 +122,7 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         """Return a dataset of images with all of their captions."""
         return EmbeddedEvaluationSet(rows, items, split != "predict")
 
-    def evaluation_collate(self) -> EmbeddedCollate:
+    def evaluation_collate(self, split: Split) -> EmbeddedCollate:
         """Stack the embeddings."""
         return EmbeddedCollate(self.embeddings.width)
 

@@ -120,7 +120,7 @@ class QuestionDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         encoder = self._encoder(NO_LIMIT, self.eval_max_words)
         return QuestionEvaluationSet(rows, items, self.worker_transform(training=False), encoder, self.run_seed)
 
-    def evaluation_collate(self) -> QuestionEvaluationCollate:
+    def evaluation_collate(self, split: Split) -> QuestionEvaluationCollate:
         """Stack the images, and encode all of their questions."""
         return QuestionEvaluationCollate(self._encoder(NO_LIMIT, self.eval_max_words), in_pixels(self.eval_transform))
 

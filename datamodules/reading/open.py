@@ -374,8 +374,14 @@ class PairSources:
         opening = dataclasses.replace(self.opening, need_captions=split != "predict")
         return [opening.open(source, split, self.streaming) for source in self.sources[split]]
 
-    def rows(self, split: Split, clean: bool, max_words: int) -> PairTable | Stream | None:
+    def rows(self, split: Split, clean: bool, max_words: int, need_images: bool = True) -> PairTable | Stream | None:
         """Open and check the rows of a split.
+
+        Args:
+            split: the split.
+            clean: whether captions are cleaned.
+            max_words: most words of a caption.
+            need_images: whether images that cannot be read are an error, as they are not where a store has features.
 
         Returns:
             The rows; None if the split has no source.
@@ -386,6 +392,10 @@ class PairSources:
         sources = self.open(split)
         if not sources:
             return None
-        rows = Stream(sources, self.max_pixels) if self.streaming else PairTable(sources, self.max_pixels)
-        rows.check(split, split != "predict", clean, max_words)
-        return rows
+        if self.streaming:
+            stream = Stream(sources, self.max_pixels)
+            stream.check(split, split != "predict", clean, max_words)
+            return stream
+        table = PairTable(sources, self.max_pixels)
+        table.check(split, split != "predict", clean, max_words, need_images)
+        return table

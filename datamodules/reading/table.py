@@ -237,7 +237,7 @@ class PairTable(ImageTable):
             with contextlib.suppress(BadSample):
                 yield from self.captions(row)
 
-    def check(self, split: str, need_captions: bool, clean: bool, max_words: int) -> None:
+    def check(self, split: str, need_captions: bool, clean: bool, max_words: int, need_images: bool = True) -> None:
         """Check that the split has rows, and that at least one of the probed rows can be used.
 
         Raises:
@@ -250,7 +250,8 @@ class PairTable(ImageTable):
             captions = self.captions(row)
             if need_captions and not any(usable_caption(text, clean, max_words) for text in captions):
                 raise BadSample(EMPTY_CAPTION, self.name(row))
-            self.image(row)
+            if need_images:
+                self.image(row)
 
         self.check_rows(split, "images with captions", "check data.image_root and the column names", read)
 

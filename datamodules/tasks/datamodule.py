@@ -69,7 +69,7 @@ class TaskDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         reader = TaskReader(rows, self.worker_transform(training=False), self.encoder())
         return EvaluationRows(len(rows), reader, self.run_seed)
 
-    def evaluation_collate(self) -> TaskCollate:
+    def evaluation_collate(self, split: Split) -> TaskCollate:
         """Stack the images and encode the texts."""
         return TaskCollate(self.image_names, in_pixels(self.eval_transform), encoder=self.encoder())
 

@@ -6,6 +6,7 @@ Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E e
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
+from ..core.towers import check_stored, projected
 from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
@@ -46,14 +48,18 @@ class TwoTowers(Method):
         return self.encode_images(batch["image"])[0], self.encode_texts(batch["input_ids"], batch["attention_mask"])
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
-        """Return unit-length features [B, E] of images [B, 3, S, S]."""
-        return unit(self.evaluated.encode_image(image)), None
+        """Return unit-length features [B, E] of images [B, 3, S, S], or of features [B, D] from a store."""
+        network = self.evaluated
+        return unit(projected(network.visual, image) if image.ndim == 2 else network.encode_image(image)), None
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return unit-length features [B, E] of texts [B, L].
 
-        open_clip's text towers use all positions and no mask; an encoder of transformers leaves out the padding.
+        open_clip's text towers use all positions and no mask; an encoder of transformers leaves out the padding. In
+        place of `input_ids`, features [B, D] from a store are projected.
         """
+        if input_ids.is_floating_point():
+            return unit(projected(self.evaluated.text, input_ids))
         self.check_texts(input_ids)
         return unit(self.evaluated.encode_text(input_ids))
 
@@ -88,6 +94,26 @@ class TwoTowers(Method):
     def text_prefix(self) -> str:
         """Text before each text."""
         return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
+
+    # Features from stores
+
+    @property
+    def locked_towers(self) -> list[str]:
+        """Towers whose features stay the same in training, among `image` and `text`; by default none."""
+        return []
+
+    def on_fit_start(self) -> None:
+        """Load initial weights, unless a checkpoint was restored, and compare the towers with those of stores."""
+        super().on_fit_start()
+        check_stored(self, self.student)
+
+    def on_validation_start(self) -> None:
+        """Load initial weights, if these are evaluated, and compare the towers with those of stores."""
+        super().on_validation_start()
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            check_stored(self, self.evaluated)
+
+    on_test_start = on_predict_start = on_validation_start
 
     def on_train_start(self) -> None:
         """Compare the data's tokenizer, restored from a checkpoint by now, with that of an encoder of transformers.
@@ -135,7 +161,10 @@ class TwoTowers(Method):
 
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
-        return pair_batch(self, rows, data)
+        batch = pair_batch(self, rows, data)
+        if data.get("short_texts") is not None:
+            batch |= {f"short_{name}": batch[name] for name in ("input_ids", "attention_mask")}
+        return batch
 
     @classmethod
     def layouts(cls) -> dict[str, str]:

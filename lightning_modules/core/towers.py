@@ -1,12 +1,15 @@
 """Two towers of a network: their fingerprints in any form in which it is loaded, and the features of locked ones."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from ...common.errors import UserError
+from .trainers import datamodule_of
 
 _TEXT_IN_CLIP = ("text_projection", "positional_embedding", "token_embedding.", "transformer.", "ln_final.")
 """Weights of the text tower in open_clip's class CLIP, which has them beside those of the image tower."""
@@ -119,6 +122,48 @@ def projected(tower: nn.Module, features: Tensor) -> Tensor:
         return features
     embeddings: Tensor = head[1](features)
     return embeddings
+
+
+def towers_of(network: Any) -> dict[str, Any]:
+    """Return the towers of a pair by the names `image` and `text`."""
+    return {"image": network.visual, "text": network.text}
+
+
+def locked_towers(network: Any) -> list[str]:
+    """Return the towers of a pair whose features stay the same, perhaps those before a projection that trains."""
+    return [side for side, tower in towers_of(network).items() if has_stored_features(tower)]
+
+
+def check_stored(module: Any, network: Any) -> None:
+    """Check that the features that the data reads from stores are those of the module's towers.
+
+    Args:
+        module: the module, whose weights are loaded.
+        network: its pair of towers.
+
+    Raises:
+        UserError: If a tower has other weights, or a projection that runs alone is sharded.
+    """
+    stored: Mapping[str, Mapping[str, Any]] = getattr(datamodule_of(module), "stored", None) or {}
+    expected = {
+        (side, sha256): record["model"] for record in stored.values() for side, sha256 in record["towers"].items()
+    }
+    towers = towers_of(network) if expected else {}
+    for (side, sha256), model in expected.items():
+        head = trained_head(towers[side])
+        # FSDP2 gathers the weights of a projection when its tower runs, which it does not.
+        if head is not None and any(isinstance(weight, DTensor) for weight in head[1].parameters()):
+            raise UserError(
+                f"Expected a strategy that does not shard, such as ddp, with features before the projection of the "
+                f"{side} tower, got {type(module.trainer.strategy).__name__}: set trainer.strategy, or leave out "
+                "data.store."
+            )
+        if tower_digest(towers[side]) != sha256:
+            raise UserError(
+                f"Expected a store of this {side} tower as data.store, got features by other weights or behind another "
+                f"layer, of {model!r}: embed the data with the model of the training (`vlightning embed "
+                "--config`), or leave out data.store."
+            )
 
 
 def _trains(module: nn.Module) -> bool:

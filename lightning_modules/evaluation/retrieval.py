@@ -277,14 +277,16 @@ class RetrievalEvaluation:
     def _encode(self, module: Any, batch: Batch, stage: Stage) -> dict[str, Tensor]:
         """Encode the images and texts of a batch, and collect the features."""
         features: dict[str, Tensor] = {}
-        if "image" in batch:
+        if "image" in batch or "image_features" in batch:  # the latter are from a store
+            images = batch["image_features"] if "image_features" in batch else batch["image"]
             encode_images = module.encode_images if self.spaces is None else module.ranked_images
-            features["image_features"], tokens = on_any_rows(encode_images, batch["image"])
+            features["image_features"], tokens = on_any_rows(encode_images, images)
             kept = _as_computed(tokens) if tokens is not None and self.reranks(stage) else None
             self.add_images(features["image_features"], batch["image_id"], batch["sample_index"], kept)
         if "input_ids" in batch:
             encode_texts = module.encode_texts if self.spaces is None else module.ranked_texts
-            features["text_features"] = on_any_rows(encode_texts, batch["input_ids"], batch["attention_mask"])
+            texts = batch["text_features"] if "text_features" in batch else batch["input_ids"]
+            features["text_features"] = on_any_rows(encode_texts, texts, batch["attention_mask"])
             ids = (batch.get(name) for name in ("text_image_id", "text_id", "text_index"))
             self.add_texts(features["text_features"], batch["input_ids"], batch["attention_mask"], *ids)
         return features

@@ -195,7 +195,7 @@ def test_an_empty_batch_has_every_entry(tmp_path):
     data = _table(tmp_path, [_row(0)])
     data.setup("test")
     data.evaluation_set(data._opened("test"), [], "test")
-    batch, *_ = data.evaluation_collate()([])
+    batch, *_ = data.evaluation_collate("test")([])
     full = next(iter(data.test_dataloader()))
     assert batch.keys() == full.keys()
     assert batch["input_ids"].shape[0] == 0 < batch["input_ids"].shape[1]

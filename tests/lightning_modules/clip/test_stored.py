@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning import Callback, Trainer, seed_everything
+from lightning import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from support.data.colors import read_table, write_colors, write_table
 from support.methods.published import LENGTH, write_published
 from support.runs.command_line import run
+from support.runs.stored import Encodings, fit_with_losses
 from vlightning.common.errors import UserError
 from vlightning.common.preprocessing import Preprocessing
 from vlightning.datamodules import ImageTextDataModule
@@ -53,18 +54,6 @@ def embed(files, store, *more, tables=("pairs.csv",)):
     assert ran.status == 0, ran.err
 
 
-class Losses(Callback):
-    """The loss and the sample of each batch."""
-
-    def __init__(self):
-        self.losses = []
-        self.samples = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.losses.append(float(outputs["loss"]))
-        self.samples.append(batch["sample_index"].tolist())
-
-
 def data_of(files, store=None, **options):
     given = {"train": f"{files}/pairs.csv", "tokenizer": "clip", "vocab_size": 49408, "max_tokens": LENGTH}
     given |= {"batch_size": 8, "num_workers": 0, "store": store and str(store)}
@@ -81,18 +70,7 @@ def trained(files, tuning, store=None, steps=-1, resumed=None, memory=None, more
         optim={"learning_rate": 1e-3},
         memory=memory or MemorySettings(),
     )
-    kept = Losses()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        max_steps=steps,
-        logger=False,
-        callbacks=[kept, *more],
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, datamodule=data_of(files, store, **options), ckpt_path=resumed)
+    kept, trainer = fit_with_losses(module, data_of(files, store, **options), EPOCHS, more, resumed, steps)
     return kept, module, trainer
 
 
@@ -106,24 +84,6 @@ def test_losses_are_those_of_the_same_views_without_a_store(files, tuning, memor
     assert cached.losses == pytest.approx(plain.losses, abs=1e-5)
     for one, other in zip(uncached.parameters(), module.parameters(), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-
-
-class Encodings(Callback):
-    """Which towers encode while the model trains."""
-
-    def __init__(self):
-        self.ran = set()
-
-    def on_train_start(self, trainer, pl_module):
-        pl_module.student.encode_image = self.watched("image", pl_module.student.encode_image)
-        pl_module.student.encode_text = self.watched("text", pl_module.student.encode_text)
-
-    def watched(self, tower, encode):
-        def encodes(*args):
-            self.ran.add(tower)
-            return encode(*args)
-
-        return encodes
 
 
 @pytest.mark.parametrize(("tuning", "running"), [(LIT, {"text"}), (TEXT, {"image"})])
