@@ -24,7 +24,10 @@ class Preparation:
         epochs: length of the training.
         callbacks: callbacks of the training, each a class path with arguments.
         needs: names of the preparations whose folders the words name.
-        after: commands of `vlightning`, which run after the training; `${folder}` is the folder of this preparation.
+        before: scripts of this folder with their arguments, which run before the training.
+        after: commands of `vlightning`, which run after the training; `${folder}` is the folder of this preparation,
+            `${folder_checkpoint}` its last checkpoint, `${name_checkpoint}` that of another one.
+        each_seed: whether it is repeated with each seed, for the runs of that seed.
         test: arguments of `vlightning test`, which give the final metrics; empty for those of the last validation.
     """
 
@@ -33,7 +36,9 @@ class Preparation:
     epochs: float = 1.0
     callbacks: Sequence[Mapping[str, Any]] = ()
     needs: Sequence[str] = ()
+    before: Sequence[Sequence[str]] = ()
     after: Sequence[Sequence[str]] = ()
+    each_seed: bool = False
     test: Sequence[str] = ()
 
 
@@ -62,6 +67,7 @@ class Variant:
         callbacks: callbacks of the training, each a class path with arguments.
         needs: names of the preparations whose folders the words name.
         prefix: text that is removed from the names of its metrics, such as `h2/`, so that variants have equal names.
+        seeds: the first of the claim's seeds that it is trained with; None: all.
         probes: what is measured after the training, beside the test; its FLOPs are not those of the method.
     """
 
@@ -70,6 +76,7 @@ class Variant:
     callbacks: Sequence[Mapping[str, Any]] = ()
     needs: Sequence[str] = ()
     prefix: str = ""
+    seeds: int | None = None
     probes: Sequence[Probe] = ()
 
 
@@ -116,12 +123,16 @@ class Claim:
         learning_rates: the grid; with one value there is no search.
         learning_rate_option: option of the learning rate.
         seeds: seeds; the first is that of the search.
-        preparations: trainings before all others, each after those that it needs.
+        preparations: what is done before the variants that need it, each after those that it needs itself.
+        shares: a claim whose preparations are needed here too; it is measured before this one, or beside it.
         test: arguments of `vlightning test`; empty without a test split.
         shown: metrics of the tables: those of the test, or without it of the last validation.
         opponent: variant that the others are compared with, seed by seed.
         evaluations: number of validations in a training, at equal distances; the last is at its end.
         variables: texts that replace `${NAME}` in all words.
+        level_of: variant whose last validation is the level of a column: how many times fewer steps the others take to
+            it, along their curves. Empty for no such column.
+        sums: rows of a table of summed FLOPs, each with its variants; what several of them need is counted once.
     """
 
     name: str
@@ -136,9 +147,12 @@ class Claim:
     learning_rate_option: str = "--model.optim.learning_rate"
     seeds: Sequence[int] = (0, 1, 2)
     preparations: Sequence[Preparation] = ()
+    shares: "Claim | None" = None
     test: Sequence[str] = ()
     evaluations: int = 10
     variables: Mapping[str, str] = field(default_factory=dict)
+    level_of: str = ""
+    sums: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def variant(self, name: str) -> Variant:
         """Return the variant of a name."""
@@ -146,7 +160,19 @@ class Claim:
 
     def preparation(self, name: str) -> Preparation:
         """Return the preparation of a name."""
-        return next(preparation for preparation in self.preparations if preparation.name == name)
+        return next(preparation for preparation in self.all_preparations if preparation.name == name)
+
+    @property
+    def all_preparations(self) -> list[Preparation]:
+        """Preparations of this claim after those of the claim that it shares."""
+        return [*(self.shares.all_preparations if self.shares is not None else ()), *self.preparations]
+
+    def run_of(self, preparation: Preparation, seed: int) -> "Run":
+        """Return the run of a preparation that a run with a seed needs."""
+        own = preparation in self.preparations
+        if not own and self.shares is not None:
+            return self.shares.run_of(preparation, seed)
+        return Run(self.name, preparation.name, seed=seed if preparation.each_seed else 0)
 
     def budget(self, name: str) -> Budget:
         """Return the budget of a name."""
@@ -161,10 +187,14 @@ class Claim:
     def needed(self, names: Sequence[str]) -> list[Preparation]:
         """Return preparations with all that they need, in the order in which they are done."""
         wanted = set(names)
-        for preparation in reversed(self.preparations):
+        for preparation in reversed(self.all_preparations):
             if preparation.name in wanted:
                 wanted |= set(preparation.needs)
-        return [preparation for preparation in self.preparations if preparation.name in wanted]
+        return [preparation for preparation in self.all_preparations if preparation.name in wanted]
+
+    def seeds_of(self, variant: Variant) -> Sequence[int]:
+        """Return the seeds of a variant."""
+        return self.seeds[: variant.seeds]
 
 
 @dataclass(frozen=True)
@@ -176,7 +206,7 @@ class Run:
         variant: name of the variant or the preparation.
         budget: name of the budget; empty for a preparation.
         learning_rate: the rate; None for a preparation.
-        seed: the seed.
+        seed: the seed; 0 for a preparation that is done once.
     """
 
     claim: str
@@ -194,7 +224,7 @@ class Run:
     def folder_name(self) -> str:
         """Name of the folder of checkpoints, which no other run of the claim has."""
         if not self.budget:
-            return f"preparation_{_in_a_path(self.variant)}"
+            return f"preparation_{_in_a_path(self.variant)}" + (f"_seed{self.seed}" if self.seed else "")
         text = f"{self.variant} {self.budget} {self.learning_rate:g} seed{self.seed}"
         digest = hashlib.sha256(json.dumps(self.key).encode()).hexdigest()[:6]
         return f"{_in_a_path(text)}_{digest}"

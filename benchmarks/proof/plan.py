@@ -70,18 +70,26 @@ def next_run(
 
 
 def planned(claim: Claim, lines: Sequence[Line], failed: Collection[Run] = ()) -> Iterator[tuple[int, Run]]:
-    """Yield the runs of a claim with their order: preparations, the search of all budgets, then seed by seed.
+    """Yield the runs of a claim with their order: the search of all budgets, then seed by seed.
+
+    Preparations stand before the first variant that needs them.
 
     Args:
         claim: the claim.
         lines: its finished runs; while the search of a variant goes on, its other seeds are not planned.
         failed: runs that ended with an error.
     """
-    for preparation in claim.preparations:
-        yield 0, Run(claim.name, preparation.name)
+    prepared: set[Run] = set()
     for order, seed in enumerate(claim.seeds, 1):
         for budget in claim.budgets:
             for variant in claim.variants_of(budget):
+                if seed not in claim.seeds_of(variant):
+                    continue
+                needed = claim.needed(variant.needs)
+                for run in (claim.run_of(preparation, seed) for preparation in needed):
+                    if run.claim == claim.name and run not in prepared:
+                        prepared.add(run)
+                        yield order, run
                 for rate in _rates(claim, budget, variant, order == 1, lines, failed):
                     yield order, Run(claim.name, variant.name, budget.name, rate, seed)
 
@@ -119,7 +127,8 @@ def best_rate(
 def is_ready(claim: Claim, run: Run, lines: Sequence[Line], folders: Folders) -> bool:
     """Return whether all that a run reads exists."""
     needs = (claim.variant(run.variant) if run.budget else claim.preparation(run.variant)).needs
-    if not all((folders.of(Run(claim.name, name)) / DONE).is_file() for name in needs):
+    before = [claim.run_of(claim.preparation(name), run.seed) for name in needs]
+    if not all((folders.of(needed) / DONE).is_file() for needed in before):
         return False
     like = claim.budget(run.budget).like if run.budget else None
     return like is None or reference_flops(like, lines) is not None

@@ -58,14 +58,17 @@ def table(claim: Claim, lines: Sequence[Line], budget: Budget) -> list[str]:
     if not runs:
         return []
     first = claim.shown[0]
-    titles = ["", *claim.shown, f"{first}, less {claim.opponent}", "TFLOPs", "once, TFLOPs"]
-    titles += ["CPU s", "learning rate", "seeds"]
+    titles = ["", *claim.shown, f"{first}, less {claim.opponent}"]
+    titles += [f"times fewer steps to {claim.level_of}'s {claim.metric}"] if claim.level_of else []
+    titles += ["TFLOPs", "once, TFLOPs", "CPU s", "learning rate", "seeds"]
     rows = [f"| {' | '.join(titles)} |", f"|{'---|' * len(titles)}"]
     opponents = {line["seed"]: line["metrics"][first] for line in runs.get(claim.opponent, [])}
     for name, found in runs.items():
         cells = [name, *(spread([line["metrics"].get(metric) for line in found]) for metric in claim.shown)]
         pairs = [(line["metrics"][first], opponents[line["seed"]]) for line in found if line["seed"] in opponents]
         cells.append("" if name == claim.opponent else difference([value - other for value, other in pairs]))
+        if claim.level_of:
+            cells.append("" if name == claim.level_of else factor(claim.metric, found, runs.get(claim.level_of, [])))
         cells.append(f"{statistics.mean(line['flops'] for line in found) / 1e12:,.1f}")
         cells.append(f"{sum(found[0]['once'].values()) / 1e12:,.1f}")
         cells.append(f"{statistics.median(line['cpu_seconds'] for line in found):,.0f}")
@@ -93,14 +96,75 @@ def difference(values: Sequence[float]) -> str:
     return f"{mean:+.2f}" if math.isinf(half) else f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
 
 
+def steps_to(metric: str, level: float, line: Line) -> float | None:
+    """Return after how many steps the curve of a run first reaches a level, between two validations by interpolation.
+
+    Returns:
+        None if it never does.
+    """
+    step = 0.0
+    value = 0.0
+    for point in line["curve"]:
+        reached = point["metrics"][metric]
+        if reached >= level:
+            share = (level - value) / (reached - value) if reached > value else 1.0
+            return step + share * (point["step"] - step)
+        step = point["step"]
+        value = reached
+    return None
+
+
+def factor(metric: str, lines: Sequence[Line], others: Sequence[Line]) -> str:
+    """Format how many times fewer steps runs take to the last value of others, seed by seed.
+
+    The mean is geometric, and so is its 95% interval; a run that does not reach the level is counted apart.
+    """
+    last = {line["seed"]: line["curve"][-1] for line in others}
+    pairs = [(line, last[line["seed"]]) for line in lines if line["seed"] in last]
+    needed = [(steps_to(metric, end["metrics"][metric], line), end["step"]) for line, end in pairs]
+    ratios = [math.log(end / steps) for steps, end in needed if steps]
+    never = f"; {len(needed) - len(ratios)} of {len(needed)} never" if len(ratios) < len(needed) else ""
+    if not ratios:
+        return f"never, {len(needed)} seeds" if needed else ""
+    mean = statistics.mean(ratios)
+    half = interval(ratios)
+    text = f"{math.exp(mean):.2f}"
+    if not math.isinf(half):
+        text += f" ({math.exp(mean - half):.2f} to {math.exp(mean + half):.2f})"
+    return text + never
+
+
+def sums(claim: Claim, lines: Sequence[Line]) -> str:
+    """Return the table of FLOPs that several variants take together; empty while one of them has no run.
+
+    What several variants need is counted once. Preparations and runs are those of the first seed.
+    """
+    if not claim.sums:
+        return ""
+    seed = claim.seeds[0]
+    spent = {line["variant"]: line["flops"] for line in lines if not line["budget"] and line["seed"] in (0, seed)}
+    rows = []
+    for name, variants in claim.sums.items():
+        runs = [measured(claim, lines, variant, claim.budgets[0]) for variant in variants]
+        needed = claim.needed([need for variant in variants for need in claim.variant(variant).needs])
+        if all(runs) and all(preparation.name in spent for preparation in needed):
+            once = sum(spent[preparation.name] for preparation in needed)
+            total = once + sum(found[0]["flops"] for found in runs)
+            rows.append(f"| {name} | {', '.join(variants)} | {once / 1e12:,.1f} | {total / 1e12:,.1f} |")
+    return (
+        "\n".join(["| together | runs | before them, TFLOPs | in all, TFLOPs |", "|---|---|---|---|", *rows])
+        if rows
+        else ""
+    )
+
+
 def section(claim: Claim, lines: Sequence[Line]) -> str:
     """Return the tables of a claim in Markdown, with teachers, commits and machines."""
     paragraphs = [claim.statement]
     for budget in claim.budgets:
         if rows := table(claim, lines, budget):
             paragraphs += [f"**{budget.name}**", "\n".join(rows)]
-    if teachers := preparations(lines):
-        paragraphs.append(teachers)
+    paragraphs += [text for text in (sums(claim, lines), preparations(claim, lines)) if text]
     if not lines:
         return f"{claim.statement}\n\nNot measured yet.\n"
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(line["commit"] for line in lines))
@@ -114,13 +178,18 @@ def section(claim: Claim, lines: Sequence[Line]) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def preparations(lines: Sequence[Line]) -> str:
-    """Return the table of what was trained before the runs; empty if nothing was."""
-    rows = []
+def preparations(claim: Claim, lines: Sequence[Line]) -> str:
+    """Return the table of what was done before the runs, with those metrics that the claim names, else with all."""
+    by_name: dict[str, list[Line]] = {}
     for line in lines:
         if not line["budget"]:
-            metrics = ", ".join(f"{name} {value:.2f}" for name, value in line["metrics"].items())
-            rows.append(f"| {line['variant']} | {metrics} | {line['flops'] / 1e12:,.1f} |")
+            by_name.setdefault(line["variant"], []).append(line)
+    rows = []
+    for name, found in by_name.items():
+        names = list(found[0]["metrics"])
+        wanted = [metric for metric in names if metric in (claim.metric, *claim.shown)] or names
+        metrics = ", ".join(f"{metric} {spread([line['metrics'].get(metric) for line in found])}" for metric in wanted)
+        rows.append(f"| {name} | {metrics} | {statistics.mean(line['flops'] for line in found) / 1e12:,.1f} |")
     return "\n".join(["| before the runs | metrics | TFLOPs |", "|---|---|---|", *rows]) if rows else ""
 
 

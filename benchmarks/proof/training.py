@@ -4,9 +4,11 @@ import hashlib
 import json
 import os
 import platform
+import runpy
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,9 +86,10 @@ class OneRun:
         self.run = run
         self.folders = folders
         self.folder = folders.of(run)
-        self.texts = {**claim.variables, "data": folders.data, "work": str(folders.work), "folder": str(self.folder)}
-        for preparation in claim.preparations:
-            self.texts[preparation.name] = str(folders.of(Run(claim.name, preparation.name)))
+        self.texts = {**claim.variables, "data": folders.data, "work": str(folders.work)}
+        self.texts |= _texts("folder", self.folder)
+        for preparation in claim.all_preparations:
+            self.texts |= _texts(preparation.name, folders.of(claim.run_of(preparation, run.seed)))
         self.trained: Preparation | Variant
         if run.budget:
             self.trained = claim.variant(run.variant)
@@ -118,13 +121,21 @@ class OneRun:
             "once": self._once("flops"),
             "teachers": self._once("metrics"),
         }
+        started = time.process_time()
+        with CountFlops() as before:
+            for script, *words in getattr(self.trained, "before", ()):
+                run_script(script, filled(words, self.texts))
+        seconds = time.process_time() - started
         if self.words:
             line |= self._train()
-        after = self.trained.after if isinstance(self.trained, Preparation) else ()
-        with CountFlops() as counting:
-            for words in after:
+        self.texts |= _texts("folder", self.folder)
+        started = time.process_time()
+        with CountFlops() as after:
+            for words in getattr(self.trained, "after", ()):
                 command(filled(words, self.texts))
-        line["flops"] = line.get("flops", 0) + counting.flops
+        seconds += time.process_time() - started
+        line["flops"] = before.flops + line.get("flops", 0) + after.flops
+        line["cpu_seconds"] = round(line.get("cpu_seconds", 0) + seconds, 1)
         test = self.claim.test if isinstance(self.trained, Variant) else self.trained.test
         if test:
             line["metrics"] = self._test(filled(test, self.texts))
@@ -259,7 +270,7 @@ class OneRun:
         """Return an entry of the lines of all preparations that the run needs, by their names."""
         found = {}
         for preparation in self.claim.needed(self.trained.needs):
-            marker = self.folders.of(Run(self.claim.name, preparation.name)) / DONE
+            marker = self.folders.of(self.claim.run_of(preparation, self.run.seed)) / DONE
             found[preparation.name] = json.loads(marker.read_text())[name]
         return found
 
@@ -288,6 +299,24 @@ def without_prefix(metrics: Mapping[str, float], prefix: str) -> dict[str, float
         return dict(metrics)
     others = {name: value for name, value in metrics.items() if prefix not in name}
     return others | {name.replace(prefix, ""): value for name, value in metrics.items() if prefix in name}
+
+
+def _texts(name: str, folder: Path) -> dict[str, str]:
+    """Return the texts that name a run's folder and its last checkpoint, whose file exists after the run."""
+    checkpoint = last_checkpoint(folder) or folder / "version_0/checkpoints/last.ckpt"
+    return {name: str(folder), f"{name}_checkpoint": str(checkpoint)}
+
+
+def run_script(name: str, words: Sequence[str]) -> None:
+    """Run a script of this folder in this process.
+
+    Args:
+        name: its file.
+        words: its arguments.
+    """
+    print(name, *words, flush=True)
+    functions = runpy.run_path(str(Path(__file__).with_name(name)))
+    functions["main"](list(words))
 
 
 def command(words: Sequence[str]) -> None:

@@ -1,11 +1,11 @@
 """Tables of the proof runs: golden lines, and the pages of the repository beside their files."""
 
 import pytest
-from proof.claim import CLAIMS, Budget, Run, filled, load_claim
+from proof.claim import CLAIMS, Budget, Preparation, Run, Variant, filled, load_claim
 from proof.hashes import ROOT, resolved_config
 from proof.plan import best_rate, planned
 from proof.results import RESULTS, read_lines
-from proof.tables import accepted_changes, interval, out_of_date, page, section, table
+from proof.tables import accepted_changes, factor, interval, out_of_date, page, section, steps_to, sums, table
 from proof.training import without_prefix
 
 from support.project.pages import PAGES
@@ -82,6 +82,49 @@ def test_a_budget_is_one_of_three():
         Budget("twice", epochs=1, flops=1e9)
 
 
+def curve_of(variant, seed, values):
+    points = [{"step": 10 * n, "flops": n, "metrics": {"val/top1": value}} for n, value in enumerate(values, 1)]
+    return line(variant, seed, values[-1]) | {"curve": points}
+
+
+def test_fewer_steps_are_counted_along_the_curve_to_the_last_value_of_the_reference():
+    plain = [curve_of("labels", seed, (10.0, 20.0)) for seed in (0, 1, 2)]
+    # 20 is reached after 10 steps, after 15, halfway between 10 and 30, and never.
+    quick = [curve_of("KD", seed, values) for seed, values in enumerate(((20.0, 30.0), (10.0, 30.0), (5.0, 10.0)))]
+    assert [steps_to("val/top1", 20.0, run) for run in quick] == [10.0, 15.0, None]
+    assert factor("val/top1", quick[:1], plain) == "2.00"
+    text = factor("val/top1", quick, plain)
+    assert text.startswith("1.63 (")  # the square root of 20 / 10 times 20 / 15
+    assert text.endswith("; 1 of 3 never")
+
+
+def test_what_several_variants_need_is_counted_once_in_a_sum():
+    import dataclasses
+
+    variants = (Variant("KD", needs=("teacher",)), Variant("CRD", needs=("teacher",)))
+    claim = dataclasses.replace(drawn.CLAIM, variants=variants, opponent="KD", sums={"both": ("KD", "CRD")})
+    teacher = line("teacher", 0, 1.0, rate=None, budget="") | {"flops": 5e12}
+    lines = [teacher, line("KD", 0, 1.0)]
+    assert sums(claim, lines) == ""  # a run is missing
+    assert sums(claim, [*lines, line("CRD", 0, 1.0)]).splitlines()[2:] == ["| both | KD, CRD | 5.0 | 9.0 |"]
+
+
+def test_a_preparation_of_each_seed_stands_before_the_runs_of_its_seed():
+    import dataclasses
+
+    teacher, other = Preparation("teacher", each_seed=True), Preparation("once")
+    variants = (Variant("KD", needs=("once", "teacher")), Variant("labels", seeds=1))
+    claim = dataclasses.replace(drawn.CLAIM, variants=variants, preparations=(other, teacher))
+    lines = [line("KD", 0, 1.0), line("labels", 0, 1.0)]
+    found = [(order, run.variant, run.seed) for order, run in planned(claim, lines)]
+    first = [(1, "once", 0), (1, "teacher", 0), (1, "KD", 0), (1, "labels", 0)]
+    assert found == [*first, (2, "teacher", 1), (2, "KD", 1)]
+    assert claim.run_of(teacher, 1).folder_name == "preparation_teacher_seed1"
+    sharing = dataclasses.replace(drawn.CLAIM, name="second", variants=variants, preparations=(), shares=claim)
+    assert sharing.run_of(teacher, 1) == Run("drawn", "teacher", seed=1)
+    assert {run.variant for _, run in planned(sharing, [])} == {"KD", "labels"}
+
+
 def test_a_section_replaces_what_is_between_its_marks_and_nothing_else():
     text = (
         "before\n<!-- proof: drawn -->\nold\n<!-- end of proof -->\nafter\n<!-- proof: other -->\n<!-- end of proof -->"
@@ -103,9 +146,9 @@ def test_a_claim_of_the_repository_is_complete(file):
             claim.variant(budget.like[0])
             claim.budget(budget.like[1])
     for trained in (*claim.variants, *claim.preparations):
-        assert set(trained.needs) <= {preparation.name for preparation in claim.preparations}
-    names = ("data", "work", "folder", "checkpoint", *(preparation.name for preparation in claim.preparations))
-    folders = {name: name for name in names}
+        assert set(trained.needs) <= {preparation.name for preparation in claim.all_preparations}
+    names = ("data", "work", "folder", *(preparation.name for preparation in claim.all_preparations))
+    folders = {name: name for name in ("checkpoint", *names, *(f"{name}_checkpoint" for name in names))}
     for trained in (*claim.variants, *claim.preparations):
         words = [*(claim.words if trained in claim.variants else ()), *trained.words]
         if words:

@@ -13,7 +13,7 @@ so that their share of a step is that of the paper's larger networks and images.
 share of the images as in its benchmark.
 
 Data: `cifar10/{train,test}.parquet` with the columns `img` and `label`; `clothing/{train,test}.parquet` with the
-columns `image` and `label`. Weights: `benchmarks/proof/weights.py`.
+columns `image` and `label`.
 """
 
 import json
@@ -95,19 +95,23 @@ def distillation(name: str, student: str, teacher: Preparation, taught: tuple[st
         learning_rates=(0.02, 0.05, 0.1),
         shown=("test/top1", "clothing/top1"),
         opponent="KD",
-        preparations=(teacher,),
+        preparations=(NETWORKS, teacher),
         test=TESTED,
     )
 
 
+NETWORKS = Preparation(
+    "networks", before=(("materials.py", "image_network", "efficientnet-lite0", "${folder}", "--classes", "10"),)
+)
 FINE_TUNED = Preparation(
     "teacher",
     (
         *(*MODEL, f"--model.student={LITE0}", f"--model.student_resize_to={TEACHER_SIZE}", *NO_COCORD, *MILESTONES),
-        *("--model.weights=${work}/weights/tf_efficientnet_lite0_10.safetensors", *DATA),
+        *("--model.weights=${networks}/tf_efficientnet_lite0.safetensors", *DATA),
         "--model.optim.learning_rate=0.01",
     ),
     epochs=TEACHER_EPOCHS,
+    needs=("networks",),
     test=TESTED,
 )
 
