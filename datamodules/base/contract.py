@@ -54,6 +54,14 @@ class ExpectsTexts(Protocol):
         """Text that the encoder expects before each text; mostly empty."""
 
 
+class TokenizesForTeachers(Protocol):
+    """A module with teachers that take other token ids than its student; read by `PairDataModule`."""
+
+    @property
+    def teacher_tokenizers(self) -> Mapping[str, Callable[[list[str]], torch.Tensor]]:
+        """Tokenizers of these teachers by the name of their ids, long [B, L], in a training batch."""
+
+
 class NamesViews(Protocol):
     """A module that trains on several augmented views of an image; read by `LabelDataModule`."""
 

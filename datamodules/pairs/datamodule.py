@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
-from ..base.contract import LocksTowers, asked_of
+from ..base.contract import LocksTowers, TokenizesForTeachers, asked_of
 from ..base.faults import Collated, Outcome
 from ..base.images import ImageTransforms
 from ..base.sampled import RowLoaders, SampledDataModule
@@ -50,6 +50,8 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
     """
 
+    asks: ClassVar[tuple[type, ...]] = (TokenizesForTeachers,)
+
     short_texts: ShortTexts | None = None
 
     # Methods that the base class calls
@@ -73,8 +75,10 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         ]
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
-        """Stack the images and encode their captions."""
-        return TrainingCollate(self.encoder(), self.stored_widths("train"), self.short_texts is not None)
+        """Stack the images and encode their captions, for teachers with other tokenizers too."""
+        module = asked_of(self.trainer, TokenizesForTeachers)  # type: ignore[type-abstract]
+        teachers = {} if module is None else module.teacher_tokenizers
+        return TrainingCollate(self.encoder(), self.stored_widths("train"), self.short_texts is not None, teachers)
 
     def evaluation_items(self, rows: PairRows) -> list[list[int]]:
         """Return the rows of each image."""

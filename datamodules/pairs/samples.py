@@ -212,11 +212,13 @@ class TrainingCollate:
             stand in place of `image`, `text_features` [B, E] beside `input_ids`.
         short_texts: whether samples have a short text after their caption: `short_input_ids` and
             `short_attention_mask`.
+        teachers: tokenizers of teachers that take other ids, by the name of their ids in the batch.
     """
 
     encoder: Encoder
     stored: Mapping[str, int] = field(default_factory=dict)
     short_texts: bool = False
+    teachers: Mapping[str, Callable[[list[str]], torch.Tensor]] = field(default_factory=dict)
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Build a batch of samples."""
@@ -234,6 +236,8 @@ class TrainingCollate:
         if self.short_texts:
             short = self.encoder([sample.captions[1] for sample in samples])
             batch |= {f"short_{name}": value for name, value in short.items()}
+        for name, tokenizer in self.teachers.items():
+            batch[name] = tokenizer([self.encoder.cleaned(one.captions[0], self.encoder.max_words) for one in samples])
         return Collated(batch, num_read, faults)
 
 

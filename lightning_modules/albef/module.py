@@ -27,6 +27,7 @@ from ...callbacks import (
 from ...callbacks.distributed.collectives import full_tensor
 from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
+from ..base.vocabulary import check_tokenizer
 from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.precision import at_least_float32
 from ..core.trainers import trainer_of
@@ -208,10 +209,29 @@ class ALBEFModule(Method):
         """Return how `weights` expect images to be prepared, if they record it."""
         return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
 
+    def expected_tokenizer(self) -> str | None:
+        """Return the hub name or folder of the tokenizer of `text.weights`; None without."""
+        return self.text.weights
+
+    @property
+    def text_prefix(self) -> str:
+        """Text before each text: none."""
+        return ""
+
     def on_fit_start(self) -> None:
         """Load initial weights, and compare the special token ids with the data's."""
         super().on_fit_start()
         check_special_tokens(self.datamodule, self.text)
+
+    def on_train_start(self) -> None:
+        """Compare the data's tokenizer, restored from a checkpoint by now, with that of `text.weights`.
+
+        Raises:
+            UserError: If it has other ids.
+        """
+        super().on_train_start()
+        if (name := self.expected_tokenizer()) is not None:
+            check_tokenizer(self, name, self.text.vocab_size, self.text.pad_token_id, trained=True)
 
     def text_towers(self) -> Iterable[FusionBert]:
         """Return the BERTs of student and teacher."""

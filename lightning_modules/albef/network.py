@@ -28,6 +28,7 @@ from ..core.precision import at_least_float32, unit
 from ..evaluation.protocol import Batch
 from ..networks.attention import attend, set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows
+from ..networks.vit import named_vit
 from .settings import TextSettings, VisionSettings
 
 
@@ -221,19 +222,7 @@ class ImageNetwork(nn.Module):
 
     def __init__(self, vision: VisionSettings, activation_checkpointing: bool) -> None:
         super().__init__()
-        # `global_pool=""` keeps all tokens; eps 1e-6 is that of DeiT and of the authors' ViT.
-        self.visual_encoder = VisionTransformer(
-            img_size=vision.image_size,
-            patch_size=vision.patch_size,
-            embed_dim=vision.width,
-            depth=vision.depth,
-            num_heads=vision.heads,
-            mlp_ratio=vision.mlp_ratio,
-            num_classes=0,
-            global_pool="",
-            norm_layer=partial(nn.LayerNorm, eps=1e-6),
-            mlp_layer=LeanMlp,
-        )
+        self.visual_encoder = _vit(vision)
         self.visual_encoder.set_grad_checkpointing(activation_checkpointing)
 
     def encode_image(self, image: Tensor) -> Tensor:
@@ -241,6 +230,24 @@ class ImageNetwork(nn.Module):
         set_vit_attention(self.visual_encoder, image)
         tokens: Tensor = self.visual_encoder(image)
         return tokens
+
+
+def _vit(vision: VisionSettings) -> VisionTransformer:
+    """Return an image encoder that keeps all tokens."""
+    if vision.name is not None:
+        return named_vit(vision.name, vision.image_size, "model.vision.name")
+    return VisionTransformer(
+        img_size=vision.image_size,
+        patch_size=vision.patch_size,
+        embed_dim=vision.width,
+        depth=vision.depth,
+        num_heads=vision.heads,
+        mlp_ratio=vision.mlp_ratio,
+        num_classes=0,
+        global_pool="",
+        norm_layer=partial(nn.LayerNorm, eps=1e-6),  # that of DeiT and of the authors' ViT
+        mlp_layer=LeanMlp,
+    )
 
 
 class ALBEFNetwork(ImageNetwork):

@@ -18,6 +18,7 @@ from ...common.ranges import (
     check_heads,
     check_patches,
 )
+from ..networks.vit import sizes_of_vit
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,14 @@ class VisionSettings(SettingsGroup, option="vision"):
         depth: number of blocks.
         heads: attention heads.
         mlp_ratio: hidden width of the MLP over `width`.
-        weights: timm model name or file of the initial weights (the paper: "deit_base_patch16_224.fb_in1k"). None means
-            random.
+        weights: timm model name or file of the initial weights (the paper: "deit_base_patch16_224.fb_in1k"), or a
+            checkpoint or an export of this package with the same encoder; with a `name` also "pretrained", those that
+            timm downloads for it. None means random.
+        name: vision transformer of timm with a class token, such as `vit_small_patch16_224`, whose sizes replace
+            `patch_size`, `width`, `depth`, `heads` and `mlp_ratio`.
+
+    Raises:
+        UserError: If sizes do not fit together, or timm's network is another or has another size than a given one.
     """
 
     image_size: Annotated[int, COUNT] = 256
@@ -42,8 +49,14 @@ class VisionSettings(SettingsGroup, option="vision"):
     heads: Annotated[int, COUNT] = 12
     mlp_ratio: Annotated[float, POSITIVE] = 4.0
     weights: str | None = None
+    name: str | None = None
 
     def __post_init__(self) -> None:
+        for size, value in ({} if self.name is None else sizes_of_vit(self.name, "model.vision.name")).items():
+            given = getattr(self, size)
+            if given not in (value, getattr(VisionSettings, size)):
+                raise UserError(f"Expected vision.{size} {value:g}, that of {self.name}, got {given:g}: leave it out.")
+            object.__setattr__(self, size, value)
         check_patches(self.image_size, self.patch_size)
         check_heads(self.width, self.heads)
 
@@ -64,7 +77,7 @@ class TextSettings(SettingsGroup, option="text"):
         dropout: dropout probability of hidden states and of attention weights; the image encoder has no dropout.
         weights: hub name or folder of the BERT with the initial weights (the paper: "bert-base-uncased"). None means
             random. A folder sets vocabulary, positions, width, heads, feed-forward width, depths and special token ids
-            (`weights.sizes_of_bert`).
+            (`weights.sizes_of_bert`), and the data's tokenizer.
         mask_probability: share of the words that is masked.
         pad_token_id: the tokenizer's padding token.
         cls_token_id: the tokenizer's [CLS] token.

@@ -18,6 +18,8 @@ from ...common.errors import UserError
 from ..core.checkpoints import read_folder
 from ..core.fitting import fill_tied, load_fitting
 from ..networks.classifier_files import read_pickle
+from ..networks.clip.pair import PRETRAINED
+from ..networks.clip.text_encoder import quiet
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
 from .official import QUEUES, from_official, is_flat, official_name
@@ -70,7 +72,8 @@ def load_encoders(student: ALBEFNetwork, vision: VisionSettings, text: TextSetti
     image_source = "image encoder at random"
     text_source = "text and fusion encoder at random"
     if vision.weights is not None:
-        image_source = load_vision_weights(student.visual_encoder, vision.weights)
+        pretrained = vision.name is not None and vision.weights == PRETRAINED
+        image_source = load_vision_weights(student.visual_encoder, vision.name if pretrained else vision.weights)
     if text.weights is not None:
         text_source = load_bert(student.text_encoder, text.weights)
     return f"{image_source}; {text_source}; projections and matching head at random"
@@ -81,7 +84,8 @@ def load_bert(encoder: FusionBert, source: str) -> str:
 
     Args:
         encoder: the BERT to fill.
-        source: hub name or folder of a BERT with a masked-language-model head, for example "bert-base-uncased".
+        source: hub name or folder of a BERT, for example "bert-base-uncased"; of one without a masked-language-model
+            head, such as MiniLM, that head stays random.
 
     Returns:
         Description of the source, for a log line.
@@ -89,12 +93,20 @@ def load_bert(encoder: FusionBert, source: str) -> str:
     Raises:
         UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
     """
-    state = BertForMaskedLM.from_pretrained(source).state_dict()
-    cross_attention = {key: value for key, value in encoder.state_dict().items() if ".crossattention." in key}
+    with quiet():
+        bert, report = BertForMaskedLM.from_pretrained(source, output_loading_info=True)
+    own = encoder.state_dict()
+    # The head's output is tied to the words, which every BERT has.
+    random = [
+        key for key in report["missing_keys"] if key in own and "cls." in key and not key.endswith("decoder.weight")
+    ]
+    state = bert.state_dict() | {key: own[key] for key in random}
+    cross_attention = {key: value for key, value in own.items() if ".crossattention." in key}
     # The lowest layers of a deeper BERT initialize the text encoder, and the next layers the fusion encoder.
     state = {key: value for key, value in state.items() if _layer_of(key) < len(encoder.layers)}
     load_fitting(encoder, state | cross_attention, f"the text encoder from {source!r}")
-    return f"text and fusion encoder from {source!r}, cross-attention random"
+    head = " and language-model head" if random else ""
+    return f"text and fusion encoder from {source!r}, cross-attention{head} random"
 
 
 def _layer_of(key: str) -> int:

@@ -12,6 +12,7 @@ from ...common.preprocessing import described, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer
 from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
 from .exported import rebuild
+from .model_card import expected_tokenizer_of
 
 
 class _Images(nn.Module):
@@ -59,7 +60,9 @@ def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, tar
     sizes = module.data_sizes()
     length = data.get("max_tokens") or sizes.max_tokens
     words = sizes.vocab_size
+    pad = module.text.special_token_ids["pad"]
     ids, mask = example_texts(length, words, start=1, end=2)
+    ids = torch.where(mask.bool(), ids.where(ids != pad, pad + 1), pad)
     towers = [
         Tower("image", _Images(copy.deepcopy(module)), {"image": example_images(module.expected_image_size())}),
         Tower("text", _Texts(module), {"input_ids": ids, "attention_mask": mask}),
@@ -67,9 +70,11 @@ def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, tar
     for tower in towers:
         _remove_unused(tower)
     record = recorded_preprocessing(content)
-    tokenizer, note = saved_tokenizer(content)
+    tokenizer, note = saved_tokenizer(content, expected_tokenizer_of(module))
     config = {"class": cls.__name__, "context_length": length, "vocab_size": words, "preprocessing": record or {}}
-    padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, module.text.special_token_ids["pad"])
+    if prefix := getattr(module, "text_prefix", ""):
+        config["prefix"] = prefix
+    padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
     write_programs(towers, target, layout, config, padding)  # type: ignore[arg-type]
     return f"Wrote {target} with the encoders of {cls.__name__} in the layout {layout!r}, {note}; {described(record)}."
 

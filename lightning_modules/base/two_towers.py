@@ -11,20 +11,20 @@ from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
 from torch import Tensor
 
-from ...common.errors import UserError
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
 from ..core.towers import check_stored, projected
 from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
-from ..networks.clip.pair import TowerPair, load_towers
+from ..networks.clip.pair import RANDOM, TowerPair, load_towers
 from ..networks.clip.preprocessing import ImageSettings
 from ..networks.clip.shapes import Model
 from ..networks.clip.text_encoder import EncoderTower
 from ..optim.optimizers import channels_last
 from .example_batch import pair_batch
 from .method import Method
+from .vocabulary import check_tokenizer
 
 
 class TwoTowers(Method):
@@ -123,18 +123,10 @@ class TwoTowers(Method):
         """
         super().on_train_start()
         tower = self.text_encoder
-        tokenizer = None if tower is None else getattr(self.datamodule, "tokenizer", None)
-        if tower is None or tokenizer is None:
-            return
-        padding = getattr(tokenizer, "pad_token_id", None)
-        padding = getattr(tokenizer, "eos_token_id", None) if padding is None else padding
-        entries = len(tokenizer)
-        if padding != tower.pad_token_id or entries > tower.vocab_size:
-            raise UserError(
-                f"Expected the tokenizer of the text tower {self.expected_tokenizer()!r}, with at most "
-                f"{tower.vocab_size} entries and the padding id {tower.pad_token_id}, got one with {entries} entries "
-                f"and the padding id {padding}: leave data.tokenizer out, which then is the tower's own."
-            )
+        name = self.expected_tokenizer()
+        if tower is not None and name is not None:
+            trained = isinstance(self.model, TowerPair) and self.model.text.weights != RANDOM
+            check_tokenizer(self, name, tower.vocab_size, tower.pad_token_id, trained)
 
     def expected_image_size(self) -> int:
         """Return the argument `vision.image_size`, else the size in the model's configuration, in pixels."""

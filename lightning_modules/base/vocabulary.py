@@ -1,4 +1,4 @@
-"""Vocabulary sizes of text towers, which shrink to the tokenizer that a run trains."""
+"""Vocabularies of text towers: their sizes, which shrink to the tokenizer that a run trains, and trained ones."""
 
 import json
 import pickle
@@ -11,6 +11,9 @@ from lightning import LightningModule
 from torch.distributed.tensor import DTensor
 
 from ...callbacks.checkpoints.sharded_checkpoint import METADATA
+from ...common.errors import UserError
+from ...common.tokenizers import open_tokenizer
+from ..core.trainers import datamodule_of
 
 _WORDS = "embeddings.word_embeddings.weight"
 
@@ -58,6 +61,51 @@ def vocabulary_of(source: str) -> int | None:
         return next((len(tensor) for name, tensor in state.items() if name.endswith(_WORDS)), None)
     except (OSError, ValueError, RuntimeError, EOFError, KeyError, TypeError, AttributeError, pickle.UnpicklingError):
         return None
+
+
+def check_tokenizer(module: LightningModule, name: str, entries: int, padding: int, trained: bool) -> None:
+    """Compare the tokenizer of a run's data with that of a text encoder of transformers.
+
+    Args:
+        module: the module with the encoder.
+        name: folder or hub name of the encoder's tokenizer.
+        entries: entries of the encoder's vocabulary.
+        padding: id of the token that it does not attend to.
+        trained: whether the encoder has trained weights; the words of a local folder are then compared too.
+
+    Raises:
+        UserError: If the data's tokenizer has other ids.
+    """
+    tokenizer = getattr(datamodule_of(module), "tokenizer", None)
+    if tokenizer is None:
+        return
+    given = getattr(tokenizer, "pad_token_id", None)
+    given = getattr(tokenizer, "eos_token_id", None) if given is None else given
+    if given != padding or len(tokenizer) > entries:
+        raise UserError(
+            f"Expected the tokenizer of the text tower {name!r}, with at most {entries} entries and the padding id "
+            f"{padding}, got one with {len(tokenizer)} entries and the padding id {given}: leave data.tokenizer out, "
+            "which then is the tower's own."
+        )
+    expected = _words_of(name) if trained else {}
+    words = tokenizer.get_vocab() if expected else {}
+    other = next((word for word, number in expected.items() if words.get(word) != number), None)
+    if other is not None:
+        raise UserError(
+            f"Expected the tokenizer of the text tower {name!r}, got one with another id for {other!r}: leave "
+            "data.tokenizer out, which then is the tower's own."
+        )
+
+
+def _words_of(name: str) -> dict[str, int]:
+    """Return the ids of the words of a tokenizer in a local file or folder; none without one."""
+    if not Path(name).expanduser().exists():  # of the hub, or removed since the encoder's checkpoint was written
+        return {}
+    try:
+        words: dict[str, int] = open_tokenizer(name).get_vocab()
+    except UserError:  # a folder of the encoder alone
+        return {}
+    return words
 
 
 def _number(value: Any) -> int | None:

@@ -1,7 +1,7 @@
 """What checkpoints and exported folders contain, and explanations for weights that do not fit a module."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ RESULTS_KEY = "validation_results"
 """Entry of a checkpoint with the results of the last validation before it: metrics and chance levels."""
 ORDERS_KEY = "retrieval_orders"
 """Entry of a checkpoint and of an export with the mean recall of both orders of retrieval; see `Orders`."""
+_NETWORKS = ("average.", "student.")
+"""Names of the evaluated network in a module's weights."""
 _NO_SIZES = ("optimizer", "lr_scheduler", "optim")
 
 
@@ -108,6 +110,32 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"Expected the {CONFIG_FILE} of an export in {str(folder)!r}, got another file: correct the path."
         )
     return config
+
+
+def tower_in(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights of a tower of the evaluated network in a checkpoint or an export of this package.
+
+    Args:
+        path: the checkpoint or the export.
+        names: begins of the names of its weights in a network, of which the first that there is counts.
+
+    Returns:
+        The weights without these begins; empty if there is no such tower.
+
+    Raises:
+        UserError: If the folder is not an export, or is damaged.
+    """
+    if is_checkpoint(path):
+        content: Mapping[str, Tensor] = AtomicCheckpointIO().load_checkpoint(path)["state_dict"]
+    else:
+        content = read_folder(path)[1]
+    network = next((name for name in _NETWORKS if any(key.startswith(name) for key in content)), "")
+    for name in names:
+        begin = network + name
+        state = {key.removeprefix(begin): tensor for key, tensor in content.items() if key.startswith(begin)}
+        if state:
+            return state
+    return {}
 
 
 def explain_misfit(cls: type, built: Mapping[str, Any], saved: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Annotated, Any
 
+import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
@@ -36,6 +37,7 @@ from ..core.precision import unit
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids
+from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -52,7 +54,7 @@ from .settings import (
     learngene_sizes,
 )
 from .students import NETWORKS, Student
-from .teacher import gathered_features, load_teacher, teacher_features
+from .teacher import TEACHER_IDS, gathered_features, has_other_tokens, load_teacher, teacher_features, teacher_ids
 
 
 class MMLGModule(Method):
@@ -114,6 +116,7 @@ class MMLGModule(Method):
         self.student = NETWORKS[student](learngene_sizes(self.towers, self.vision, self.text))
         self.teacher: Frozen[Any] = Frozen()  # loaded when a fit starts
         self.teacher_scale = 0.0
+        self.teacher_tokenizers: dict[str, Tokenizer] = {}  # of a teacher with other token ids than the student's
         self._teacher_preprocessing: dict[str, Any] | None = None
         self.evaluation = RetrievalEvaluation(match_equal_texts, protocols=self.evaluation_settings.protocols)
 
@@ -125,7 +128,8 @@ class MMLGModule(Method):
         slice_rows = self.memory.micro_batch_size
         teachers = []
         if self.distillation.distillation_weight:  # before the student, to free the teacher's activations
-            image, text = teacher_features(self.teacher.network, batch["image"], batch["input_ids"], slice_rows)
+            input_ids = teacher_ids(batch) if self.teacher_tokenizers else batch["input_ids"]
+            image, text = teacher_features(self.teacher.network, batch["image"], input_ids, slice_rows)
             teachers.append(gathered_features(image, text, self.teacher_scale))
         image, text = self.student.encode_pairs(batch["image"], batch["input_ids"], slice_rows)
         student = gathered_features(image, text, self.student.logit_scale.exp(), gradient=True)
@@ -208,6 +212,8 @@ class MMLGModule(Method):
             self.teacher.record(loaded.model, loaded.weights)
             self.teacher_scale = float(loaded.network.logit_scale.exp())
             self._teacher_preprocessing = loaded.preprocessing.as_dict()
+            if has_other_tokens(loaded.network):
+                self.teacher_tokenizers = {TEACHER_IDS: loaded.tokenizer}
 
     def sharded_networks(self) -> Sequence[nn.Module]:
         """Return the student, and the teacher if there is one."""
@@ -232,7 +238,10 @@ class MMLGModule(Method):
 
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
-        return pair_batch(self, rows, data)
+        batch = pair_batch(self, rows, data)
+        for name, tokenizer in self.teacher_tokenizers.items():
+            batch[name] = torch.zeros(rows, tokenizer(["a"]).shape[1], dtype=torch.long)
+        return batch
 
     @classmethod
     def layouts(cls) -> dict[str, str]:

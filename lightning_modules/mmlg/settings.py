@@ -66,14 +66,15 @@ class TeacherSettings(SettingsGroup, option="teacher"):
     """The CLIP whose logits are distilled.
 
     Args:
-        model: name of one of open_clip's models (paper: OpenAI's ViT-B/16).
-        weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_published`.
+        model: name of one of open_clip's models (paper: OpenAI's ViT-B/16); null for a checkpoint of two towers.
+        weights: a tag of open_clip's, which also selects QuickGELU; a folder or a file, as in `load_published`. The
+            texts of a teacher with another tokenizer than CLIP's are encoded by that.
         distillation_weight: lambda (paper); 0 trains without a teacher.
         mask_same_text: whether a training without a teacher excludes other pairs of the same text from the negatives,
             like those of the same image.
     """
 
-    model: str = "ViT-B-16"
+    model: str | None = "ViT-B-16"
     weights: str = "openai"
     distillation_weight: Annotated[float, NOT_NEGATIVE] = 1.0
     mask_same_text: bool = True

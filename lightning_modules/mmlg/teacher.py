@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from open_clip.hf_model import HFTextEncoder
 from torch import Tensor, nn
 
 from ...callbacks.distributed.collectives import gather
@@ -12,8 +13,12 @@ from ..core.frozen import reads_weights
 from ..core.memory import in_slices
 from ..core.precision import unit
 from ..losses.contrast import PairFeatures
+from ..networks.clip.text_encoder import EncoderTower
 from ..networks.published_clip import PublishedCLIP, load_published
 from .settings import TeacherSettings, TextSettings, VisionSettings
+
+TEACHER_IDS = "teacher_input_ids"
+"""Token ids of a teacher that does not take the student's, in a batch."""
 
 
 def load_teacher(
@@ -42,22 +47,45 @@ def load_teacher(
 def check_teacher(
     loaded: PublishedCLIP, vision: VisionSettings, text: TextSettings, prepared: Mapping[str, Any]
 ) -> None:
-    """Check that a teacher takes the student's images and tokens; arguments as of `load_teacher`."""
+    """Check that a teacher takes the student's images, and its tokens unless it has another tokenizer.
+
+    Arguments as of `load_teacher`.
+    """
     expected = loaded.preprocessing
-    text_tower = getattr(loaded.network, "text", loaded.network)
     compared: dict[str, tuple[Any, Any]] = {
         "image_size": (vision.image_size, expected.image_size),
         "image_mean": (prepared.get("mean", vision.image_mean), expected.mean),
         "image_std": (prepared.get("std", vision.image_std), expected.std),
-        "max_tokens": (text.max_tokens, text_tower.context_length),
-        "vocab_size": (text.vocab_size, text_tower.vocab_size),
     }
+    if not has_other_tokens(loaded.network):
+        text_tower = getattr(loaded.network, "text", loaded.network)
+        compared["max_tokens"] = (text.max_tokens, text_tower.context_length)
+        compared["vocab_size"] = (text.vocab_size, text_tower.vocab_size)
     for name, (value, teacher_value) in compared.items():
         if not torch.allclose(torch.tensor(value).double(), torch.tensor(teacher_value).double()):
             raise UserError(
                 f"Expected {name} {teacher_value} for the teacher {loaded.model} of {loaded.weights!r}, got {value}: "
                 f"set data.{name} to the former, or choose another teacher."
             )
+
+
+def has_other_tokens(network: Any) -> bool:
+    """Return whether a teacher's text tower is an encoder of transformers, which takes other token ids than CLIP's."""
+    return isinstance(getattr(network, "text", None), EncoderTower | HFTextEncoder)
+
+
+def teacher_ids(batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the token ids [B, L] of a teacher with another tokenizer than the student's in a training batch.
+
+    Raises:
+        UserError: If the batch has none.
+    """
+    if TEACHER_IDS not in batch:
+        raise UserError(
+            f"Expected {TEACHER_IDS} in the training batch, the captions by the tokenizer of the teacher, got only "
+            f"{', '.join(batch)}: train on a datamodule of pairs, or choose a teacher with CLIP's tokenizer."
+        )
+    return batch[TEACHER_IDS]
 
 
 @torch.no_grad()

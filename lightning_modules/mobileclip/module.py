@@ -39,6 +39,7 @@ from ..networks.clip.pair import TowerPair
 from ..networks.clip.preprocessing import preprocessing_of_weights, preprocessing_with, training_normalization
 from ..networks.clip.shapes import ModelShape, resolved
 from ..networks.clip.weights import load_weights
+from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
@@ -155,7 +156,13 @@ class MobileCLIPModule(TwoTowers):
             images = training_normalization(self.datamodule, self.model, self.vision)
             self.augment.start(images)
             if self.teacher.distillation_weight > 0:
-                self.teachers.load(self.max_tokens, images, self.datamodule)
+                clip_tokens = self.max_tokens if self.text_encoder is None else None
+                self.teachers.load(clip_tokens, images, self.datamodule)
+
+    @property
+    def teacher_tokenizers(self) -> Mapping[str, Tokenizer]:
+        """Tokenizers of online teachers that take other token ids than the student, by their name in a batch."""
+        return self.teachers.tokenizers
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the student and its average, which `EMACallback` updates after each optimizer step.
@@ -234,6 +241,8 @@ class MobileCLIPModule(TwoTowers):
             width = sum(self.teachers.dims)
             names = ("teacher_image", "teacher_text", "teacher_synthetic")
             batch |= {name: torch.zeros(rows, width) for name in names}
+        for name, tokenizer in self.teacher_tokenizers.items():
+            batch[name] = torch.zeros(rows, tokenizer(["a"]).shape[1], dtype=torch.long)
         return batch
 
     def export(self, target: str | Path, layout: str = "torch_export") -> None:

@@ -52,8 +52,9 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         scales: factor of each teacher's cosines, 1 / temperature; None means those in `manifest.json`, else 100 each
             (DataCompDR; DFNDR: 70 and 60).
         models: published models that embed each batch online, in place of stored embeddings, each with its scale:
-            pairs need no reinforcement then. They take the student's images, resized and normalized, and CLIP's token
-            ids. The checkpoint holds their fingerprint instead of their weights.
+            pairs need no reinforcement then. They take the student's images, resized and normalized, and its token
+            ids or, with another tokenizer, the real captions by their own. The checkpoint holds their fingerprint
+            instead of their weights.
         mask_same_text: whether other pairs of the same real caption, like those of the same image, are left out of the
             negatives in a training without teachers.
     """

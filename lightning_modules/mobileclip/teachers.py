@@ -20,7 +20,7 @@ from ..core.frozen import Frozen
 from ..core.memory import in_slices
 from ..core.precision import unit
 from ..losses.contrast import PairFeatures
-from ..networks.published_clip import PublishedCLIP
+from ..networks.published_clip import PublishedCLIP, Tokenizer
 from ..networks.user_teacher import TeacherImages
 from .ensemble import Teacher, published, scale_of, width_of
 from .settings import TeacherSettings
@@ -50,6 +50,7 @@ class StoredTeachers:
     """
 
     networks: Sequence[nn.Module] = ()
+    tokenizers: Mapping[str, Tokenizer] = {}
 
     def __init__(self, settings: TeacherSettings) -> None:
         self.settings = settings
@@ -63,7 +64,7 @@ class StoredTeachers:
                 f"{len(self.scales)} teacher.scales: correct one of them."
             )
 
-    def load(self, max_tokens: int, images: Normalization, datamodule: Any) -> None:
+    def load(self, max_tokens: int | None, images: Normalization, datamodule: Any) -> None:
         """Adopt the teachers of the data.
 
         Args:
@@ -132,36 +133,44 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         self.micro_batch_size = micro_batch_size
         self.dims: list[int] = []
         self.scales: list[float] = []
+        self.tokenizers: dict[str, Tokenizer] = {}
+        """Tokenizers of the teachers that take other ids than the student, by the name of the ids in a batch."""
         self._images: list[TeacherImages] = []
-        self._text_lengths: list[int] = []
+        self._text_lengths: list[int | None] = []
 
     @property
     def networks(self) -> Sequence[nn.Module]:
         """The networks, to be sharded."""
         return list(self.network)
 
-    def load(self, max_tokens: int, images: Normalization, datamodule: Any) -> None:
+    def load(self, max_tokens: int | None, images: Normalization, datamodule: Any) -> None:
         """Load the teachers on the first call.
 
+        A teacher that takes the student's token ids gets these; any other gets its own, for which the data adds the
+        captions by each of `tokenizers` to the batch.
+
         Args:
-            max_tokens: number of tokens of the student's texts.
+            max_tokens: number of tokens of the student's texts, which have CLIP's ids; None for a student with a
+                tokenizer of its own.
             images: normalization of the student's images.
             datamodule: the datamodule of the run, or None.
 
         Raises:
-            UserError: If weights cannot be loaded, the data has another tokenizer than CLIP's, or a teacher takes other
-                token ids or fewer tokens.
+            UserError: If weights cannot be loaded, or the data has another tokenizer than the student's.
         """
         if self.loaded:
             return
-        special = getattr(datamodule, "special_token_ids", None)
+        special = None if max_tokens is None else getattr(datamodule, "special_token_ids", None)
         if special is not None and special["cls"] != SimpleTokenizer().sot_token_id:
             raise UserError(
-                "Expected CLIP's token ids, which the teachers take, got those of another tokenizer: set "
+                "Expected CLIP's token ids, which the student takes, got those of another tokenizer: set "
                 f"data.tokenizer clip, data.vocab_size {CLIP_VOCABULARY} and data.max_tokens {max_tokens}."
             )
         models = [published(teacher, "model.teacher.models") for teacher in self.teachers]
         self._text_lengths = [_text_length(model, max_tokens) for model in models]
+        for number, (length, model) in enumerate(zip(self._text_lengths, models, strict=True)):
+            if length is None:
+                self.tokenizers[_ids_of(number)] = model.tokenizer
         for teacher, model in zip(self.teachers, models, strict=True):
             expected = model.preprocessing
             self._images.append(
@@ -181,25 +190,49 @@ class OnlineTeachers(Frozen[nn.ModuleList]):
         Args:
             batch: the training batch, with the images [b, 3, S, S] of the student.
             captions: token ids [b, L] by kind.
+
+        Raises:
+            UserError: If the batch has no token ids for a teacher with another tokenizer than the student's.
         """
-        image, texts = self.embed(batch["image"], captions)
+        image, texts = self.embed(batch, captions)
         return _gathered(image, texts, self.dims, self.scales)
 
     @torch.no_grad()
-    def embed(self, image: Tensor, captions: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the embeddings [b, D] of images and of captions by kind, each teacher's of unit length."""
+    def embed(self, batch: Mapping[str, Tensor], captions: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the embeddings [b, D] of images and of captions by kind, each teacher's of unit length.
+
+        Arguments and errors as of `targets`.
+        """
+        kinds = len(captions)
 
         def encode(image: Tensor, *texts: Tensor) -> tuple[Tensor, ...]:
-            by_teacher = [self._encode(number, image, texts) for number in range(len(self.network))]
+            by_teacher = [
+                self._encode(number, image, texts[number * kinds : (number + 1) * kinds])
+                for number in range(len(self.network))
+            ]
             return tuple(torch.cat(embeddings, 1) for embeddings in zip(*by_teacher, strict=True))
 
-        embedding, *texts = in_slices(encode, self.micro_batch_size, image, *captions.values())
-        return embedding, dict(zip(captions, texts, strict=True))
+        texts = [ids for number in range(len(self.network)) for ids in self._texts(number, batch, captions)]
+        embedding, *embeddings = in_slices(encode, self.micro_batch_size, batch["image"], *texts)
+        return embedding, dict(zip(captions, embeddings, strict=True))
+
+    def _texts(self, number: int, batch: Mapping[str, Tensor], captions: Mapping[str, Tensor]) -> list[Tensor]:
+        """Return the token ids of each kind of caption for a teacher."""
+        if self._text_lengths[number] is not None:
+            return list(captions.values())
+        name = _ids_of(number)
+        if list(captions) != ["real"] or name not in batch:
+            raise UserError(
+                "Expected real captions of a datamodule of pairs for a teacher with another tokenizer than the "
+                f"student's, got {' and '.join(captions)} captions in a batch of {', '.join(batch)}: set "
+                "model.captions to real with ImageTextDataModule, or reinforce the data with the teacher."
+            )
+        return [batch[name]]
 
     def _encode(self, number: int, image: Tensor, texts: Sequence[Tensor]) -> tuple[Tensor, ...]:
         network: Any = self.network[number]
-        padding = self._text_lengths[number] - texts[0].shape[1]
-        padded = F.pad(torch.cat(list(texts)), (0, padding))  # CLIP pads with 0
+        length = self._text_lengths[number] or texts[0].shape[1]
+        padded = F.pad(torch.cat(list(texts)), (0, length - texts[0].shape[1]))  # CLIP pads with 0
         features = network.encode_text(padded).chunk(len(texts))
         return tuple(unit(feature) for feature in (network.encode_image(self._images[number](image)), *features))
 
@@ -234,17 +267,21 @@ def _are_close(typed: Sequence[float], stored: Sequence[float]) -> bool:
     )
 
 
-def _text_length(published: PublishedCLIP, max_tokens: int) -> int:
-    """Return the number of tokens of a teacher's texts.
+def _ids_of(number: int) -> str:
+    """Return the name in a batch of the token ids of a teacher with another tokenizer than the student's."""
+    return f"teacher{number}_input_ids"
 
-    Raises:
-        UserError: If it is below the student's, or the token ids are not CLIP's.
+
+def _text_length(published: PublishedCLIP, max_tokens: int | None) -> int | None:
+    """Return the number of tokens of a teacher's texts; None if it does not take the student's token ids.
+
+    Args:
+        published: the teacher.
+        max_tokens: number of tokens of the student's texts, which have CLIP's ids; None for another tokenizer.
     """
+    if max_tokens is None:
+        return None
     ids = published.tokenizer([_TEXT])
     length = int(ids.shape[1])
-    if length < max_tokens or not torch.equal(ids, SimpleTokenizer(context_length=length)([_TEXT])):
-        raise UserError(
-            f"Expected teachers that take CLIP's token ids and texts of {max_tokens} tokens, got {published.model} of "
-            f"{published.weights!r}: reinforce the data with it instead, or choose another teacher."
-        )
-    return length
+    fits = length >= max_tokens and torch.equal(ids, SimpleTokenizer(context_length=length)([_TEXT]))
+    return length if fits else None

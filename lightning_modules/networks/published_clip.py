@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
@@ -55,6 +56,24 @@ class PublishedCLIP(NamedTuple):
     model: str
     weights: str
     sha256: str
+
+
+@dataclass
+class TowerTokenizer:
+    """Tokenizer of a text encoder of transformers in a training here, which loader workers can receive.
+
+    Args:
+        encode: tokenizer of the `tokenizers` library that pads and cuts texts to a fixed length.
+        prefix: text before each text.
+    """
+
+    encode: Any
+    prefix: str
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        """Map texts to token ids, long [T, L]."""
+        encodings = self.encode.encode_batch([self.prefix + text for text in texts])
+        return torch.tensor([encoding.ids for encoding in encodings])
 
 
 class Loaded(NamedTuple):
@@ -222,11 +241,7 @@ def _of_training(content: Mapping[str, Any], source: str) -> Loaded:
         raise UserError(f"Expected the tokenizer of the text tower in {source}, found none: export it with one.")
     encode = padding_tokenizer(text, network.context_length, network.text.pad_token_id)
     prefix = name.text.prefix if isinstance(name, TowerPair) else ""
-
-    def tokenizer(texts: list[str]) -> Tensor:
-        return torch.tensor([encoded.ids for encoded in encode.encode_batch([prefix + text for text in texts])])
-
-    return Loaded(network, preprocessing, tokenizer)
+    return Loaded(network, preprocessing, TowerTokenizer(encode, prefix))
 
 
 def _is_captioner(name: str) -> bool:

@@ -1,18 +1,26 @@
-"""Vision transformers: initial weights from public models."""
+"""Vision transformers: those of timm by name, and initial weights from public models and from this package."""
 
+import functools
 import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import timm
-from timm.layers import resample_abs_pos_embed
-from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+import torch
+from timm.layers import Mlp, resample_abs_pos_embed
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ..core.checkpoints import is_checkpoint, is_folder, tower_in
 from ..core.fitting import load_fitting
+from ..core.memory import LeanMlp
+from .clip.pair import check_image_network
 
+_ENCODERS = ("visual.trunk.", "image_encoder.trunk.", "image_encoder.", "visual_encoder.")
+"""Names of a network of timm in the students of this package."""
 _DATA2VEC2 = "modality_encoders.IMAGE."
 _DATA2VEC2_NAMES = {
     "local_encoder.proj.": "patch_embed.proj.",
@@ -30,13 +38,63 @@ def resize_positions(table: Tensor, grid: tuple[int, int], prefix: int = 1) -> T
     return resample_abs_pos_embed(table, list(grid), num_prefix_tokens=prefix, antialias=False)
 
 
+def named_vit(name: str, image_size: int | None, option: str) -> VisionTransformer:
+    """Build a vision transformer of timm whose output is all of its tokens, the class token first.
+
+    Args:
+        name: timm's name.
+        image_size: side of the images in pixels; None means the network's own.
+        option: option that names it, for messages.
+
+    Raises:
+        UserError: If timm has no such network, or it is not a `VisionTransformer` with exactly one token before the
+            patches and a norm behind the last block.
+    """
+    check_image_network(name, option)
+    network: Any = timm.create_model(name, **({} if image_size is None else {"img_size": image_size}))
+    is_vit = isinstance(network, VisionTransformer) and all(isinstance(block, Block) for block in network.blocks)
+    if not is_vit or network.num_prefix_tokens != 1 or not isinstance(network.fc_norm, nn.Identity):
+        raise UserError(
+            f"Expected a vision transformer of timm with one class token, and a norm behind its blocks, as {option}, "
+            f"got {name!r}, a {type(network).__name__}: name another, such as vit_small_patch16_224."
+        )
+    network.reset_classifier(0, "")
+    for block in network.blocks:
+        if type(block.mlp) is Mlp:
+            block.mlp.__class__ = LeanMlp  # the same function
+    return network
+
+
+@functools.cache
+def sizes_of_vit(name: str, option: str) -> dict[str, Any]:
+    """Return `patch_size`, `width`, `depth`, `heads` and `mlp_ratio` of a vision transformer of timm.
+
+    Args:
+        name: timm's name.
+        option: option that names it, for messages.
+
+    Raises:
+        UserError: As `named_vit` does.
+    """
+    with torch.device("meta"):
+        network: Any = named_vit(name, None, option)
+    block = network.blocks[0]
+    return {
+        "patch_size": network.patch_embed.patch_size[0],
+        "width": network.embed_dim,
+        "depth": len(network.blocks),
+        "heads": block.attn.num_heads,
+        "mlp_ratio": block.mlp.fc1.out_features / network.embed_dim,
+    }
+
+
 def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: bool = False) -> str:
     """Load a timm model, by name or from a file of its state dict, into an image encoder.
 
     Args:
         encoder: the ViT to fill.
-        source: for example "deit_base_patch16_224.fb_in1k", or a path to a `.pth` or `.safetensors` file, which may be
-            Data2Vec 2.0's of fairseq too.
+        source: for example "deit_base_patch16_224.fb_in1k"; a path to a `.pth` or `.safetensors` file, which may be
+            Data2Vec 2.0's of fairseq too; or a checkpoint or an export of this package with such an encoder.
         first_blocks: whether the first blocks of a deeper source are loaded.
 
     Returns:
@@ -63,12 +121,19 @@ def load_vision_weights(encoder: VisionTransformer, source: str, first_blocks: b
 
 
 def read_vision_weights(source: str) -> Mapping[str, Tensor]:
-    """Return the state dict of a timm model, by name or from a file, or of Data2Vec 2.0's file with timm's names.
+    """Return the state dict of a timm model, by name or from a file, with timm's names.
+
+    A file may be Data2Vec 2.0's, a checkpoint of this package, and a folder an export of it.
 
     Raises:
-        UserError: If a file contains more than tensors.
+        UserError: If a file contains more than tensors, or a training here has no image encoder.
     """
-    if not Path(source).is_file():
+    path = Path(source).expanduser()
+    if is_checkpoint(path) or is_folder(path):
+        if encoder := tower_in(path, _ENCODERS):
+            return encoder
+        raise UserError(f"Expected a training with an image encoder, got none in {source!r}: give another.")
+    if not path.is_file():
         state: Mapping[str, Tensor] = timm.create_model(source, pretrained=True).state_dict()
         return state
     try:

@@ -28,7 +28,7 @@ from ...common.ranges import COUNT
 from ..base.encoder_programs import export_encoders
 from ..base.example_batch import pair_batch
 from ..base.method import Method
-from ..base.vocabulary import TextTower
+from ..base.vocabulary import TextTower, check_tokenizer
 from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_fitting, load_student
 from ..core.frozen import Frozen
@@ -38,13 +38,14 @@ from ..core.programs import LAYOUTS as PROGRAMS
 from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
+from ..networks.clip.pair import preprocessing_of_image_tower
 from ..networks.user_teacher import TeacherImages
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw, channels_last
 from ..optim.schedules import WarmupCosine
 from .evaluation import SHReEvaluation
 from .losses import EmbeddingDistillation, PosteriorDistillation, contrasts_by_result
-from .network import Results, SHReNetwork, encode_pairs, load_encoders
+from .network import Results, SHReNetwork, TextEncoder, encode_pairs, load_encoders
 from .settings import (
     ContrastSettings,
     EvaluationSettings,
@@ -58,6 +59,7 @@ from .settings import (
 )
 from .shared import Shared, layers_after
 from .teacher import load_teacher, teacher_conversion
+from .towers import NamedTextEncoder, image_tower, named_text
 
 _DISTILLATION = "distillation."
 """Prefix of the names of the queue in the state dict."""
@@ -121,7 +123,12 @@ class SHReModule(Method):
         self.take_arguments(locals(), teacher="teacher_settings", evaluation="evaluation_settings")
         self.num_classes = num_classes
         self.weights = weights
+        if self.text.name is not None:
+            completed = named_text(self.text)
+            self.change_settings("text", pooling=completed.pooling, config=completed.config)
         self.student = SHReNetwork(num_classes, shared, self.vision, self.text)
+        if isinstance(encoder := self.student.text_encoder, NamedTextEncoder):
+            self.change_settings("text", vocab_size=encoder.vocab_size, pad_token_id=encoder.pad_token_id)
         widths = self.student.widths
         check_settings(self.teacher_settings, self.kl, self.contrast, self.evaluation_settings, list(widths))
         contrasted = (self.contrast.layers or self.student.shared_encoder.contrasted) if self.contrast.weight else ()
@@ -239,19 +246,44 @@ class SHReModule(Method):
         return [self.student, self.teacher.network] if self.teacher.loaded else [self.student]
 
     def text_towers(self) -> Iterable[TextTower]:
-        """Return the text encoder."""
-        return (self.student.text_encoder,)
+        """Return the text encoder; one by name has the vocabulary of its own tokenizer."""
+        encoder = self.student.text_encoder
+        return (encoder,) if isinstance(encoder, TextEncoder) else ()
+
+    def expected_tokenizer(self) -> str | None:
+        """Return the folder or hub name of the tokenizer of a text encoder by name; None for another."""
+        return self.text.tokenizer or self.text.name
+
+    @property
+    def text_prefix(self) -> str:
+        """Text before each text."""
+        return self.text.prefix
+
+    def on_train_start(self) -> None:
+        """Compare the data's tokenizer, restored from a checkpoint by now, with that of a text encoder by name.
+
+        Raises:
+            UserError: If it has other ids.
+        """
+        super().on_train_start()
+        text = self.text
+        if (name := self.expected_tokenizer()) is not None:
+            check_tokenizer(self, name, text.vocab_size, text.pad_token_id, text.weights is not None)
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
-        """Return the preprocessing of the training that `weights` come from."""
-        return None if self.weights is None else preprocessing_of_checkpoint(self.weights)
+        """Return the preprocessing of the training that `weights` come from, or of an image encoder by name."""
+        if self.weights is not None:
+            return preprocessing_of_checkpoint(self.weights)
+        if self.vision.name is None:
+            return None
+        return preprocessing_of_image_tower(image_tower(self.vision), self.vision.image_size).as_dict()
 
     def load_initial_weights(self) -> None:
         """Load the student of a training, or weights of public models into its encoders."""
         if self.weights is not None:
             rank_zero_info(load_student(self.student, self.weights, type(self).__name__))
         else:
-            load_encoders(self.student, self.vision.weights, self.text.weights)
+            load_encoders(self.student, self.vision, self.text)
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the state without the queue, which only training uses."""
@@ -268,7 +300,7 @@ class SHReModule(Method):
 
     def no_weight_decay(self) -> list[str]:
         """Return the names of tokens, positions and embeddings."""
-        suffixes = ("cls_token", "pos_embed", "embeddings.weight")
+        suffixes = ("cls_token", "pos_embed", "embeddings.weight", "embed_tokens.weight", "wte.weight", "wpe.weight")
         trained = [name for name, parameter in self.named_parameters() if parameter.requires_grad]
         return [name for name in trained if name.endswith(suffixes)]
 

@@ -4,6 +4,7 @@ Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first)
 """
 
 import re
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,12 +19,13 @@ from transformers.models.bert.modeling_bert import BertLayer
 from ...common.errors import UserError
 from ...common.ranges import check_heads, check_patches
 from ..core.fitting import load_fitting
-from ..core.memory import LeanMlp, in_slices
+from ..core.memory import LeanMlp, in_slices, kept_statistics, one_update
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
 from ..networks.vit import load_vision_weights
-from .settings import TextSettings, ViTSettings
+from .settings import TextSettings, VisionSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
+from .towers import NamedImageEncoder, NamedTextEncoder, load_named_image, load_named_text
 
 Results = dict[str, Tensor]
 """Results of the shared encoder [B, ...] by name."""
@@ -118,6 +120,16 @@ class TextEncoder(BertTrunk):
         return self.encode(input_ids, attention_mask)
 
 
+def text_encoder(text: TextSettings, width: int, heads: int) -> TextEncoder | NamedTextEncoder:
+    """Return the text encoder of settings, whose tokens have a width and whose layers, without a name, some heads."""
+    if text.name is not None:
+        return NamedTextEncoder(text, width)
+    positions = max(text.max_tokens, _BERT_POSITIONS)
+    return TextEncoder(
+        bert_config(text.vocab_size, width, text.depth, heads, 4 * width, positions, text.dropout, text.pad_token_id)
+    )
+
+
 class SHReNetwork(nn.Module):
     """Image encoder, text encoder and shared encoder.
 
@@ -139,11 +151,13 @@ class SHReNetwork(nn.Module):
         width = vision.width
         heads = vision.heads
         self.max_tokens = text.max_tokens
-        self.image_encoder = image_encoder(vision)
-        positions = max(text.max_tokens, _BERT_POSITIONS)
-        self.text_encoder = TextEncoder(
-            bert_config(text.vocab_size, width, text.depth, heads, 4 * width, positions, text.dropout, pad_token_id=0)
-        )
+        self.image_encoder: VisionTransformer | NamedImageEncoder
+        if isinstance(vision, VisionSettings) and vision.name is not None:
+            check_heads(width, heads)
+            self.image_encoder = NamedImageEncoder(vision.name, width, vision.image_size)
+        else:
+            self.image_encoder = image_encoder(vision)
+        self.text_encoder = text_encoder(text, width, heads)
         self.shared_encoder: SharedMLP | SharedTransformer
         if shared in ("transformer", "s_smke"):
             transformer = SharedTransformer if shared == "transformer" else SMKETransformer
@@ -154,7 +168,8 @@ class SHReNetwork(nn.Module):
 
     def encode_image(self, image: Tensor) -> tuple[Tensor, ...]:
         """Map images [B, 3, S, S] to the shared encoder's results, each [B, ...]."""
-        set_vit_attention(self.image_encoder, image)
+        if isinstance(self.image_encoder, VisionTransformer):
+            set_vit_attention(self.image_encoder, image)
         return self.shared_encoder(self.image_encoder(image))
 
     def encode_text(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
@@ -189,35 +204,46 @@ def encode_pairs(
     def encode(image: Tensor, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
         return *network.encode_image(image), *network.encode_text(input_ids, attention_mask)
 
-    results = in_slices(encode, size, image, input_ids, attention_mask)
+    one_step: AbstractContextManager[None] = nullcontext() if size is None else one_update(network)
+    with one_step:
+        results = in_slices(encode, size, image, input_ids, attention_mask, again=lambda: kept_statistics(network))
     names = list(network.widths)
     images = dict(zip(names, results[: len(names)], strict=True))
     texts = dict(zip(names, results[len(names) :], strict=True))
     return images, texts
 
 
-def load_encoders(network: SHReNetwork, vision: str | None, text: str | None) -> None:
+def load_encoders(network: SHReNetwork, vision: VisionSettings, text: TextSettings) -> None:
     """Load the encoders' weights, and log their sources.
 
     Args:
         network: network to fill.
-        vision: timm model or file for the image encoder; None: random.
-        text: hub name or folder of a BERT, whose first layers fill the text encoder; None: random.
+        vision: settings of the image encoder.
+        text: settings of the text encoder.
 
     Raises:
         UserError: If a source is of another kind or size; the message lists the keys that do not fit.
     """
     image_source = "image encoder random"
     text_source = "text encoder random"
-    if vision is not None:
-        image_source = load_vision_weights(network.image_encoder, vision, first_blocks=True)
-    if text is not None:
-        layers = len(network.text_encoder.encoder["layer"])
-        state = BertModel.from_pretrained(text, add_pooling_layer=False).state_dict()
-        state = {key: value for key, value in state.items() if _layer_of(key) < layers}
-        load_fitting(network.text_encoder, state, f"the text encoder from {text!r}")
-        text_source = f"text encoder from {text!r}, its first {layers} layers"
+    if isinstance(network.image_encoder, NamedImageEncoder):
+        image_source = load_named_image(network.image_encoder, vision)
+    elif vision.weights is not None:
+        image_source = load_vision_weights(network.image_encoder, vision.weights, first_blocks=True)
+    if isinstance(network.text_encoder, NamedTextEncoder):
+        text_source = load_named_text(network.text_encoder, text)
+    elif text.weights is not None:
+        text_source = _load_bert(network.text_encoder, text.weights)
     rank_zero_info(f"Initial weights: {image_source}; {text_source}; shared encoder random.")
+
+
+def _load_bert(encoder: TextEncoder, source: str) -> str:
+    """Fill a text encoder with the first layers of a BERT, and return a description of the source."""
+    layers = len(encoder.encoder["layer"])
+    state = BertModel.from_pretrained(source, add_pooling_layer=False).state_dict()
+    state = {key: value for key, value in state.items() if _layer_of(key) < layers}
+    load_fitting(encoder, state, f"the text encoder from {source!r}")
+    return f"text encoder from {source!r}, its first {layers} layers"
 
 
 def _layer_of(key: str) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from torch import nn
 
@@ -24,6 +24,8 @@ from ...common.ranges import (
     Range,
     SettingsGroup,
 )
+from ..networks.clip.pair import check_image_network
+from ..networks.clip.text_encoder import Pooling
 
 Three = tuple[float, float, float]
 
@@ -96,15 +98,27 @@ class VisionSettings(ViTSettings):
         heads: number of attention heads, also in the text encoder (ViT-B, BERT-base).
         post_norm: normalize after attention and MLP as Data2Vec 2.0 (thesis) instead of before them.
         weights: timm model or file with the initial weights; a deeper encoder gives its first blocks (thesis: Data2Vec
-            2.0's `base_imagenet.pt`). None: random.
+            2.0's `base_imagenet.pt`). With a name: "pretrained", those that timm downloads for it; a `.safetensors`,
+            `.pth` or `.bin` file with timm's names; or a checkpoint or an export of this package with the same network.
+            None: random.
+        name: any image network of timm, such as `tf_efficientnet_lite0`, in place of a vision transformer of these
+            sizes; `width` and `heads` are then those of the shared encoder, to which its outputs are projected.
+
+    Raises:
+        UserError: If timm has no such network.
     """
 
     weights: str | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.name is not None:
+            check_image_network(self.name, "model.vision.name")
 
 
 @dataclass(frozen=True)
 class TextSettings(SettingsGroup, option="text"):
-    """The text encoder, which is a BERT of the image encoder's width and number of heads.
+    """The text encoder: a BERT of the width and heads of the image encoder, or any encoder of transformers by name.
 
     Args:
         vocab_size: largest vocabulary (BERT, uncased); a tokenizer trained for the run may be smaller. The command line
@@ -113,7 +127,15 @@ class TextSettings(SettingsGroup, option="text"):
         depth: number of layers (thesis).
         dropout: dropout probability (BERT).
         weights: hub name or folder of a BERT, whose first layers are the initial weights (thesis: "bert-base-uncased").
-            None: random.
+            With a name: "pretrained", those of `name`; another folder or name of the same network; or a checkpoint or
+            an export of this package with the same network. None: random.
+        name: a local folder, or a name on the Hugging Face hub, of an encoder of transformers and its tokenizer, in
+            place of a BERT of `depth`; its outputs are projected to the width of the shared encoder.
+        tokenizer: folder or name of the tokenizer of `name`; None means `name`.
+        pooling: how the tokens' outputs of `name` become the first token of the shared encoder, as in `TextTower`.
+        prefix: text before each text, which some encoders need (E5: "query: ").
+        pad_token_id: id of the padding; that of `name` replaces it.
+        config: configuration of the encoder in place of that of `name`; checkpoints have it, and need no other file.
     """
 
     vocab_size: Annotated[int, COUNT] = 30522
@@ -121,11 +143,17 @@ class TextSettings(SettingsGroup, option="text"):
     depth: Annotated[int, COUNT] = 6
     dropout: Annotated[float, BELOW_ONE] = 0.1
     weights: str | None = None
+    name: str | None = None
+    tokenizer: str | None = None
+    pooling: Pooling | None = None
+    prefix: str = ""
+    pad_token_id: Annotated[int, NOT_NEGATIVE] = 0
+    config: dict[str, Any] | None = None
 
     @property
     def special_token_ids(self) -> dict[str, int]:
         """Id of the padding, the one that the encoder must know."""
-        return {"pad": 0}
+        return {"pad": self.pad_token_id}
 
 
 @dataclass(frozen=True)

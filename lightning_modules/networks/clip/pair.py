@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from ....common.hub import hub_or_cache, reason_not_found
 from ....common.names import did_you_mean
 from ....common.preprocessing import Preprocessing
 from ....common.ranges import COUNT, SettingsGroup
-from ...core.checkpoints import is_checkpoint, is_folder, preprocessing_of_checkpoint, read_folder
+from ...core.checkpoints import is_checkpoint, is_folder, preprocessing_of_checkpoint, read_folder, tower_in
 from ...core.fitting import misfits
 from ...core.settings import settings
 from .text_encoder import (
@@ -38,7 +38,6 @@ RANDOM = "random"
 """No trained weights."""
 IMAGE_PROJECTION = "head."
 """Begin of the names of the image projection's weights."""
-_PREFIXES = ("average.", "student.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,9 +59,10 @@ class ImageTower(SettingsGroup, option="model.image"):
     projection: Projection = "linear"
 
     def __post_init__(self) -> None:
-        if not timm.is_model(self.name):
-            hint = did_you_mean(self.name, timm.list_models())
-            raise UserError(f"Expected an image network of timm as model.image.name, got {self.name!r}: {hint}")
+        check_image_network(self.name, "model.image.name")
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,16 +119,35 @@ class TowerPair(SettingsGroup, option="model"):
         return f"{self.image.name} with {self.text}"
 
 
+def check_image_network(name: str, option: str) -> None:
+    """Check that timm has an image network; `option` names it in messages.
+
+    Raises:
+        UserError: If it has none of that name.
+    """
+    if not timm.is_model(name):
+        hint = did_you_mean(name, timm.list_models())
+        raise UserError(f"Expected an image network of timm as {option}, got {name!r}: {hint}")
+
+
 def completed(pair: TowerPair) -> TowerPair:
     """Return a pair that names its pooling and has the configuration of its text encoder, independent of files.
 
     Raises:
         UserError: If there is no such encoder, or it is a causal decoder without a pooling.
     """
-    text = pair.text
+    return dataclasses.replace(pair, text=completed_text(pair.text))
+
+
+def completed_text(text: TextTower) -> TextTower:
+    """Return a text tower that names its pooling and has the configuration of its encoder, independent of files.
+
+    Raises:
+        UserError: If there is no such encoder, or it is a causal decoder without a pooling.
+    """
     config = read_config(text.name) if text.config is None else text.config
     pooling = read_pooling(text.name, config) if text.pooling is None else text.pooling
-    return dataclasses.replace(pair, text=dataclasses.replace(text, config=config, pooling=pooling))
+    return dataclasses.replace(text, config=config, pooling=pooling)
 
 
 def config_of_pair(pair: TowerPair) -> dict[str, Any]:
@@ -142,7 +161,7 @@ def config_of_pair(pair: TowerPair) -> dict[str, Any]:
             "timm_model_pretrained": False,
             "timm_pool": "",  # the network's own
             "timm_proj": pair.image.projection,
-            "image_size": _pretrained_config(pair)["input_size"][-1],
+            "image_size": _pretrained_config(pair.image.name)["input_size"][-1],
         },
         "text_cfg": {
             "hf_model_name": text.name,
@@ -155,23 +174,23 @@ def config_of_pair(pair: TowerPair) -> dict[str, Any]:
     }
 
 
-def preprocessing_of_pair(pair: TowerPair, image_size: int | None) -> Preprocessing:
-    """Return the preprocessing of the image tower: that of its weights if they are of this package, else timm's.
+def preprocessing_of_image_tower(image: ImageTower, image_size: int | None) -> Preprocessing:
+    """Return the preprocessing of an image tower: that of its weights if they are of this package, else timm's.
 
     Images are resized to the tower's size and not cropped further, unlike timm's `crop_pct`, as those of CLIP.
 
     Args:
-        pair: the pair.
+        image: the tower.
         image_size: side of the images in pixels; None means the tower's own.
     """
-    weights = pair.image.weights
+    weights = image.weights
     if weights not in (PRETRAINED, RANDOM):
         path = Path(weights).expanduser()
         record = preprocessing_of_checkpoint(path) if path.exists() else None
         if record is not None and "mean" in record:
             size = image_size or record["image_size"]
             return Preprocessing.from_dict({**record, "image_size": size, "resize": None}, weights)
-    given = _pretrained_config(pair)
+    given = _pretrained_config(image.name)
     interpolation = "bilinear" if given.get("interpolation") == "bilinear" else "bicubic"
     mode = "squash" if given.get("crop_mode") == "squash" else "shortest"
     return Preprocessing(image_size or given["input_size"][-1], given["mean"], given["std"], interpolation, mode)  # type: ignore[arg-type]
@@ -190,30 +209,40 @@ def load_towers(network: Any, pair: TowerPair) -> str:
     Raises:
         UserError: If weights are missing or of another network; the network is then unchanged.
     """
-    image, text = pair.image.weights, pair.text.weights
-    image_state = None if image == RANDOM else _image_state(network.visual, pair.image)
-    text_state = None if text == RANDOM else _text_state(network.text, pair.text)
-    sources = []
-    for tower, state, name, weights in (
-        (network.visual, image_state, pair.image.name, image),
-        (network.text, text_state, str(pair.text), text),
-    ):
-        if state is not None:
-            tower.load_state_dict(state)
-        sources.append(f"{name} with {'random weights' if state is None else f'the weights {weights!r}'}")
-    return f"The image tower is {sources[0]}, the text tower {sources[1]}."
+    image = image_state(network.visual, pair.image)  # both before either is loaded
+    text = text_state(network.text, pair.text)
+    network.visual.load_state_dict(image)
+    network.text.load_state_dict(text)
+    return f"The image tower is {sourced(pair.image)}, the text tower {sourced(pair.text)}."
 
 
-def _pretrained_config(pair: TowerPair) -> dict[str, Any]:
+def sourced(tower: ImageTower | TextTower) -> str:
+    """Return the name of a tower with the source of its weights, for the log."""
+    weights = "random weights" if tower.weights == RANDOM else f"the weights {tower.weights!r}"
+    return f"{tower} with {weights}"
+
+
+def _pretrained_config(name: str) -> dict[str, Any]:
     """Return timm's description of the images of a network's weights."""
-    config = timm.get_pretrained_cfg(pair.image.name)
+    config = timm.get_pretrained_cfg(name)
     values: dict[str, Any] = {"input_size": (3, 224, 224), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     return values if config is None else values | config.to_dict()
 
 
-def _image_state(tower: TimmModel, given: ImageTower) -> dict[str, Tensor]:
+def image_state(tower: TimmModel, given: ImageTower, option: str = "model.image.weights") -> dict[str, Tensor]:
+    """Return the weights of an image tower from the source that its description names.
+
+    Args:
+        tower: the tower.
+        given: its description.
+        option: option that names the source, for messages.
+
+    Raises:
+        UserError: If weights are missing or of another network.
+    """
+    if given.weights == RANDOM:
+        return tower.state_dict()
     path = Path(given.weights).expanduser()
-    option = "model.image.weights"
     if given.weights == PRETRAINED:
         try:
             with hub_or_cache():
@@ -225,14 +254,25 @@ def _image_state(tower: TimmModel, given: ImageTower) -> dict[str, Tensor]:
             ) from error
         return _with_trunk(tower, trained.state_dict(), trained.pretrained_cfg, f"timm's {given.name}", option)
     if is_checkpoint(path) or is_folder(path):
-        return _of_this_package(path, "visual.", tower, option)
+        return _of_this_package(path, ("visual.", "image_encoder."), tower, option)
     return _with_trunk(tower, _read(path, option), tower.trunk.pretrained_cfg, given.weights, option)
 
 
-def _text_state(tower: EncoderTower, given: TextTower) -> dict[str, Tensor]:
+def text_state(tower: EncoderTower, given: TextTower) -> dict[str, Tensor]:
+    """Return the weights of a text tower from the source that its description names.
+
+    Args:
+        tower: the tower.
+        given: its description.
+
+    Raises:
+        UserError: If weights are missing or of another network.
+    """
+    if given.weights == RANDOM:
+        return tower.state_dict()
     path = Path(given.weights).expanduser()
     if given.weights != PRETRAINED and (is_checkpoint(path) or _is_export(path)):
-        return _of_this_package(path, "text.", tower, "model.text.weights")
+        return _of_this_package(path, ("text.", "text_encoder."), tower, "model.text.weights")
     state = read_weights(given.name if given.weights == PRETRAINED else given.weights, tower)
     return tower.state_dict() | {f"transformer.{name}": tensor for name, tensor in state.items()}
 
@@ -285,15 +325,16 @@ def _check(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], source: 
         )
 
 
-def _of_this_package(path: Path, prefix: str, tower: nn.Module, option: str) -> dict[str, Tensor]:
-    """Return the weights of a tower in a checkpoint or an export of this package, with its projection if it fits."""
-    if is_checkpoint(path):
-        content: Any = AtomicCheckpointIO().load_checkpoint(path)["state_dict"]
-    else:
-        content = read_folder(path)[1]
-    names = [network for network in _PREFIXES if any(name.startswith(network) for name in content)]
-    begin = f"{names[0]}{prefix}" if names else prefix
-    state = {name.removeprefix(begin): tensor for name, tensor in content.items() if name.startswith(begin)}
+def _of_this_package(path: Path, towers: Sequence[str], tower: nn.Module, option: str) -> dict[str, Tensor]:
+    """Return the weights of a tower in a checkpoint or an export of this package, with its projection if it fits.
+
+    Args:
+        path: the checkpoint or the export.
+        towers: names of the tower in the methods' networks.
+        tower: the tower to load into.
+        option: option that names the path, for messages.
+    """
+    state = tower_in(path, towers)
     expected = tower.state_dict()
     ends = (IMAGE_PROJECTION, "proj.")
     for name in list(state):

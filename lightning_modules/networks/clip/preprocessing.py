@@ -17,7 +17,7 @@ from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
 from ...core.checkpoints import is_checkpoint
 from .files import CONFIG_NAME, WEIGHTS_NAME, folder_of, is_tag
 from .models import model_config, preset_of
-from .pair import TowerPair, preprocessing_of_pair
+from .pair import TowerPair, preprocessing_of_image_tower
 from .shapes import Model, resolved
 
 
@@ -54,7 +54,7 @@ def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None
     """
     model = resolved(name)
     if isinstance(model, TowerPair):
-        return preprocessing_of_pair(model, image_size)
+        return preprocessing_of_image_tower(model.image, image_size)
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
     preset = preset_of(name)
     if preset is not None:

@@ -114,10 +114,19 @@ class EncoderTower(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Map token ids [B, L] to features [B, E]; padding is not attended to."""
-        mask = (input_ids != self.pad_token_id).long()
-        outputs = self.transformer(input_ids=input_ids, attention_mask=mask)
-        features: Tensor = self.proj(self.pooler(outputs, mask))
+        features: Tensor = self.proj(self.states(input_ids, (input_ids != self.pad_token_id).long())[1])
         return features
+
+    def states(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        """Map ids and mask [B, L] to the encoder's outputs [B, L, W], and to what is pooled of them [B, W]."""
+        if input_ids.shape[0] == 0:
+            # The layers of transformers cannot reshape an empty batch. They run on a dummy row, because sharded
+            # processes have to run the same layers.
+            dummy = input_ids.new_zeros(1, input_ids.shape[1])
+            states, pooled = self.states(dummy, torch.ones_like(dummy))
+            return states[:0], pooled[:0]
+        outputs = self.transformer(input_ids=input_ids, attention_mask=attention_mask)
+        return outputs.last_hidden_state, self.pooler(outputs, attention_mask)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Compute activations again in the backward pass."""
@@ -223,7 +232,7 @@ def read_weights(name: str, tower: EncoderTower) -> dict[str, Tensor]:
     from transformers import AutoModel
 
     path = Path(name).expanduser()
-    with _reading(name), _quiet():
+    with _reading(name), quiet():
         network, report = AutoModel.from_pretrained(
             str(path) if path.is_dir() else name,
             dtype=torch.float32,
@@ -315,7 +324,7 @@ def _reading(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Silence the library's report of weights that are not used, such as those of a decoder."""
     from transformers.utils import logging
 

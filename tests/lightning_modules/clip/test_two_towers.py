@@ -1,8 +1,6 @@
 """Two towers of one's own as a user types them: networks and folders, images and a CSV of captions."""
 
-import csv
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from support.methods.encoders import write_encoder, write_tokenizer
+from support.methods.encoders import IMAGES, write_encoder, write_towers
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.commands.evaluate.model import load_model
@@ -27,26 +25,13 @@ from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/clip/two_towers.yaml"
-IMAGES, SIDE, LENGTH = "test_efficientnet", 64, 10
+SIDE, LENGTH = 64, 10
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Towers and pairs: plain images, whose captions say which color they have."""
-    folder = tmp_path_factory.mktemp("towers")
-    write_tokenizer(write_encoder(folder / "text"))
-    torch.manual_seed(5)
-    save_file(timm.create_model(IMAGES).state_dict(), folder / "image.safetensors")
-    (folder / "images").mkdir()
-    draw, rows = random.Random(0), []
-    for number in range(24):
-        color = tuple(draw.choice((0, 120, 255)) for _ in range(3))
-        Image.new("RGB", (40, 36), color).save(folder / f"images/{number}.png")
-        rows.append((f"images/{number}.png", " ".join(("dark", "half", "full")[part // 100] for part in color)))
-    for name, part in (("pairs", rows[:16]), ("held_out", rows[16:])):
-        with (folder / f"{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([("image", "caption"), *part])
-    return folder
+    return write_towers(tmp_path_factory.mktemp("towers"))
 
 
 def fit(files, *words, text="text"):

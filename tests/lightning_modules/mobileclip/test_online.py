@@ -54,7 +54,7 @@ def loaded(module):
 def embeddings_of(module, batch):
     """The embeddings of a batch by the names of stored ones."""
     captions = captions_of(batch, module.captions)
-    image, texts = module.teachers.embed(batch["image"], captions)
+    image, texts = module.teachers.embed(batch, captions)
     return {"teacher_image": image} | {TEACHER_TEXTS[kind]: text for kind, text in texts.items()}
 
 
@@ -182,8 +182,9 @@ def test_settings_that_do_not_fit_are_refused(folders):
     loaded(unused)
     assert not unused.teachers.networks
     longer = MobileCLIPModule(add_tiny_clip(), max_tokens=LENGTH + 1, teacher={"models": [{"weights": folders[0]}]})
-    with pytest.raises(UserError, match=f"texts of {LENGTH + 1} tokens, got 0 of"):
-        longer.teachers.load(LENGTH + 1, Normalization((0.0,) * 3, (1.0,) * 3), None)
+    longer.teachers.load(LENGTH + 1, Normalization((0.0,) * 3, (1.0,) * 3), None)
+    with pytest.raises(UserError, match="Expected real captions of a datamodule of pairs for a teacher with another"):
+        embeddings_of(longer, batch())
 
 
 def test_the_command_line_takes_teachers():

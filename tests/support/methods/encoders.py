@@ -1,11 +1,20 @@
-"""Small text encoders of transformers with random weights and a tokenizer, each in its folder."""
+"""Small towers with random weights: text encoders of transformers in folders, an image network of timm, and pairs."""
 
+import csv
+import random
+
+import timm
 import torch
+from PIL import Image
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from vlightning.common.tokenizers import special_tokens, tokenizer_from_json
 from vlightning.datamodules.text.tokenizers import train_wordpiece
+from vlightning.lightning_modules import CLIPModule
+from vlightning.lightning_modules.networks.clip.pair import TowerPair
 
+IMAGES = "test_efficientnet"
 COLORS = ("dark", "half", "full")
 _SMALL = {"vocab_size": 300, "pad_token_id": 0}
 _BERT = _SMALL | {
@@ -55,3 +64,32 @@ def write_tokenizer(folder):
     backend = tokenizer.backend_tokenizer
     PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(folder)
     return str(folder)
+
+
+def write_towers(folder):
+    """Write two towers and pairs of plain images and captions that say which color they have.
+
+    The folder has `text`, `image.safetensors` of the network `IMAGES`, `pairs.csv` and `held_out.csv`.
+    """
+    write_tokenizer(write_encoder(folder / "text"))
+    torch.manual_seed(5)
+    save_file(timm.create_model(IMAGES).state_dict(), folder / "image.safetensors")
+    (folder / "images").mkdir()
+    draw, rows = random.Random(0), []
+    for number in range(24):
+        color = tuple(draw.choice((0, 120, 255)) for _ in range(3))
+        Image.new("RGB", (40, 36), color).save(folder / f"images/{number}.png")
+        rows.append((f"images/{number}.png", " ".join(COLORS[part // 100] for part in color)))
+    for name, part in (("pairs", rows[:16]), ("held_out", rows[16:])):
+        with (folder / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("image", "caption"), *part])
+    return folder
+
+
+def write_pair(folder, files, max_tokens, seed=1, image=IMAGES, width=8, **vision):
+    """Write the export of a pair of random towers, the text tower that of `write_towers` in a folder `files`."""
+    torch.manual_seed(seed)
+    pair = TowerPair({"name": image, "weights": "random"}, {"name": str(files / "text"), "weights": "random"}, width)
+    module = CLIPModule(pair, max_tokens=max_tokens, vision=vision)
+    module.save_pretrained(folder)
+    return module.eval()
