@@ -58,9 +58,9 @@ def write_encoder(folder, kind="bert", seed=3, weights=True, **changes):
     return str(folder)
 
 
-def write_tokenizer(folder):
-    """Write a tokenizer of the words of `COLORS` into a folder, with BERT's special tokens."""
-    tokenizer = tokenizer_from_json(train_wordpiece([*COLORS, "a photo of a color"], 200))
+def write_tokenizer(folder, texts=(*COLORS, "a photo of a color")):
+    """Write a tokenizer of the words of texts into a folder, with BERT's special tokens; return the folder."""
+    tokenizer = tokenizer_from_json(train_wordpiece(texts, 200))
     backend = tokenizer.backend_tokenizer
     PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(folder)
     return str(folder)

@@ -16,6 +16,7 @@ from support.methods.captioning import caption_data, caption_module, write_data
 from support.methods.classifier import shape_classes, tiny_classifier
 from support.methods.clip import LENGTH, SIZE, WORDS, add_clip
 from support.methods.cocord import HEADS, teacher_file
+from support.methods.encoders import write_encoder, write_tokenizer
 from support.methods.groups import merged
 from support.methods.mmlg import tiny_extraction
 from support.methods.mmlg import write_teacher as write_clip
@@ -30,7 +31,7 @@ from vlightning.datamodules import (
     ShapesDataModule,
     ShapesVQADataModule,
 )
-from vlightning.lightning_modules import CoCoRDModule, MobileCLIPModule, VQAModule
+from vlightning.lightning_modules import CLIPModule, CoCoRDModule, MobileCLIPModule, VQAModule
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -119,6 +120,23 @@ def adapters(weights, seed, **data):
     return clip(weights, seed, tuning={"lora": {"rank": 2}}, **data)
 
 
+def towers(folder, seed, **data):
+    """An image network of timm, locked, and a trained BERT: both have a new projection."""
+    torch.manual_seed(seed)
+    module = CLIPModule(
+        {
+            "image": {"name": "test_efficientnet", "weights": "random"},
+            "text": {"name": folder, "prefix": "a photo of "},
+            "projection_dim": 8,
+        },
+        max_tokens=16,
+        vision={"image_size": 32},
+        tuning={"lock_image": "all"},
+        memory={"micro_batch_size": 3},
+    )
+    return module, ShapesDataModule(**ROWS | {"max_tokens": 16, "image_size": 32} | data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -135,6 +153,11 @@ def _captions(folder):
     arguments = write_data(folder / "captions", steps=20)
     (folder / "captions" / "captions.json").write_text(json.dumps(arguments))
     return str(folder / "captions")
+
+
+def _encoder(folder):
+    texts = ["a photo of a red circle above a blue square", "a green ring", "a yellow triangle left of it"]
+    return write_tokenizer(write_encoder(folder / "encoder"), texts)
 
 
 class Method(NamedTuple):
@@ -192,6 +215,7 @@ OTHERS = {
     "adapters": Method(
         lambda folder: write_published(folder / "published"), adapters, ("student.visual.", "student.text.")
     ),
+    "towers": Method(_encoder, towers, ("student.visual.head.proj", "student.text.transformer.embeddings")),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }
