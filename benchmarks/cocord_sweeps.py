@@ -21,8 +21,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from cocord_table import CONFIGS, train
-from tables import Curve, spread
+from tables import Curve, fit, spread
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "cocord"
 
 
 class Setting(NamedTuple):
@@ -102,6 +103,13 @@ def folder_name(setting: Setting) -> str:
     """Return the name of a setting's folders: its arguments that are not defaults."""
     changed = [word.removeprefix("--model.") for word in setting.words if word not in DEFAULTS]
     return ",".join(changed) or "default"
+
+
+def train(folder: Path, words: list[str], options: argparse.Namespace) -> Curve:
+    """Train a run of a sweep unless it is complete."""
+    milestones = [round(options.epochs * share) for share in (0.625, 0.75, 0.875)]
+    command = ["--model", "CoCoRDModule", *words, f"--model.optim.lr_milestones={milestones}", *options.words]
+    return fit(folder, command, options.epochs, "val/top1", options.threads)
 
 
 def row(setting: Setting, curves: list[Curve]) -> str:

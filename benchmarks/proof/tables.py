@@ -21,26 +21,13 @@ from proof.claim import Budget, Claim, filled, load_claim
 from proof.hashes import changes
 from proof.plan import best_rate
 from proof.results import RESULTS, Line, read_lines
+from vlightning.commands.compare.report import difference, interval, spread
 
 DOCS = RESULTS.parent
 IMAGES = DOCS / "images"
 ACCEPTED = RESULTS / "accepted_changes.json"
 """Changes of files of a step that were shown to leave the numbers as they are."""
 START, END = "<!-- proof: {} -->\n", "<!-- end of proof -->"
-T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120),
-    *(2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""97.5% quantiles of Student's t distribution with 1 to 30 degrees of freedom."""
-
-
-def interval(differences: Sequence[float]) -> float:
-    """Return half of the width of the 95% t-interval of the mean of paired differences; infinite for a single one."""
-    freedom = len(differences) - 1
-    if freedom < 1:
-        return math.inf
-    quantile = T_975[min(freedom, len(T_975)) - 1]
-    return quantile * statistics.stdev(differences) / math.sqrt(len(differences))
 
 
 def measured(claim: Claim, lines: Sequence[Line], variant: str, budget: Budget) -> list[Line]:
@@ -76,24 +63,6 @@ def table(claim: Claim, lines: Sequence[Line], budget: Budget) -> list[str]:
         cells.append(", ".join(str(line["seed"]) for line in found))
         rows.append(f"| {' | '.join(cells)} |")
     return rows
-
-
-def spread(values: Sequence[float | None]) -> str:
-    """Format mean and standard deviation; empty for a metric that the runs do not have."""
-    numbers = [value for value in values if value is not None]
-    if not numbers:
-        return ""
-    deviation = f" ± {statistics.stdev(numbers):.2f}" if len(numbers) > 1 else ""
-    return f"{statistics.mean(numbers):.2f}{deviation}"
-
-
-def difference(values: Sequence[float]) -> str:
-    """Format the mean of paired differences with its 95% interval."""
-    if not values:
-        return ""
-    half = interval(values)
-    mean = statistics.mean(values)
-    return f"{mean:+.2f}" if math.isinf(half) else f"{mean:+.2f} ({mean - half:+.2f} to {mean + half:+.2f})"
 
 
 def steps_to(metric: str, level: float, line: Line) -> float | None:

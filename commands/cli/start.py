@@ -4,6 +4,7 @@ import sys
 from importlib.metadata import version
 
 from ...common.errors import UserError
+from ..compare.command import run_compare
 from ..new.command import run_new
 from .listing import COMMANDS, configs, methods, run_configs, run_methods
 
@@ -59,6 +60,8 @@ OPTIONS = {
     "embed": "--weights --output --config --split --views --of --seed --shard_size --batch_size --num_workers "
     "--accelerator --devices --num_nodes --help",
     "search": "--by --of --count --method --model --weights --device --help",
+    "compare": "--output --seeds --first_seed --baseline --metric --mode --test --sweep --trials --jobs --threads "
+    "--help",
     "demo": "--model --weights --images --store --captions --classes --port --cache --batch_size --num_workers "
     "--device --help",
 }
@@ -106,7 +109,13 @@ def run_completion(words: list[str]) -> str:
     )
 
 
-LISTS = {"methods": run_methods, "configs": run_configs, "completion": run_completion, "new": run_new}
+LISTS = {
+    "methods": run_methods,
+    "configs": run_configs,
+    "completion": run_completion,
+    "new": run_new,
+    "compare": run_compare,
+}
 
 
 def answer(words: list[str]) -> str | None:

@@ -5,6 +5,7 @@ beside its page, which Colab opens from the branch that the hosted site is built
 """
 
 import json
+import os
 import posixpath
 import re
 from pathlib import Path
@@ -19,6 +20,13 @@ LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 TUTORIAL = re.compile(r"tutorials/(\w+)\.md")
 # The branch and folder that `.github/workflows/docs.yml` writes the newest release's site to.
 HOSTED = "gh-pages/latest"
+
+
+def on_config(config: Any) -> Any:
+    """Let the hosted site, for which `.github/workflows/docs.yml` sets DOCS_VERSIONS, offer its versions."""
+    if "DOCS_VERSIONS" in os.environ:
+        config.extra["version"] = {"provider": os.environ["DOCS_VERSIONS"]}
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -16,6 +16,8 @@ from support.methods.reinforcement import write_pairs
 from support.project.pages import PAGES, ROOT, blocks, commands
 from support.runs.command_line import run
 from vlightning.commands.cli.start import LISTS
+from vlightning.commands.compare.command import parser_of_compare
+from vlightning.commands.compare.settings import Variant
 from vlightning.commands.data.command import parser_of_data
 from vlightning.commands.demo.command import parser_of_demo
 from vlightning.commands.embed.command import parser_of_embed
@@ -45,6 +47,10 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
     match words[:1]:
         case [] | ["--help"]:
             assert run(*words).status == 0
+            return
+        case ["compare", *rest]:  # tests/commands/test_compare.py runs it
+            typed = parser_of_compare().parse_args(rest[: rest.index("--")] if "--" in rest else rest)
+            assert [Variant.parse(text) for text in typed.configs]
             return
         case [name] if name in LISTS:
             assert run(*words).status == 0

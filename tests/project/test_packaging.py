@@ -61,7 +61,7 @@ def test_every_imported_distribution_is_declared():
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(str(node.module).partition(".")[0])
     optional = {  # in extras, imported where they are used; the demo's server is what Gradio itself runs on
-        *("onnxruntime", "peft", "torchcodec", "usearch"),
+        *("onnxruntime", "peft", "torchcodec", "usearch", "optuna"),
         *("gradio", "fastapi", "starlette", "uvicorn"),
     }
     missing = {
