@@ -151,7 +151,6 @@ def image_text_contrast(
     images = Candidates(keys.image, keys.ids, queues["image"])
     texts = Candidates(keys.text, keys.ids, queues["text"])
     pairs = len(student.image_features)
-    batch_keys = len(keys.ids)
     local_keys = slice(keys.offset, keys.offset + pairs)
     device = keys.image.device
 
@@ -163,37 +162,32 @@ def image_text_contrast(
         student_image: Tensor,
         student_text: Tensor,
     ) -> tuple[Tensor, ...]:
-        def matching(candidates: Candidates) -> Tensor:
+        def targets(teacher_queries: Tensor, logits: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
+            """Return the targets of one direction [R, M], and the rows' share of `Contrast.hits` [R, 3]."""
             candidate_ids = candidates.ids()
             if positives == "diagonal":
                 matches = torch.arange(len(candidate_ids), device=device) == key_index[:, None]
             else:
                 matches = share_an_id(ids, candidate_ids)
-            return matches & candidates.valid()
+            matches = matches & candidates.valid()
+            teacher_logits = candidates.logits(teacher_queries, temperature)
+            of_batch = matches[:, : len(candidates.keys)]
+            hits = [_first_is_match(each, of_batch) for each in (logits, teacher_logits)]
+            chance = of_batch.to(logits.dtype).mean(1)
+            return contrastive_targets(teacher_logits, matches, alpha), torch.stack([*hits, chance], 1)
 
         image_logits = texts.logits(student_image, temperature)
         text_logits = images.logits(student_text, temperature)
         with torch.no_grad():
-            text_matches = matching(texts)
-            image_matches = matching(images)
-            teacher_image_logits = texts.logits(teacher_image, temperature)
-            teacher_text_logits = images.logits(teacher_text, temperature)
-            image_targets = contrastive_targets(teacher_image_logits, text_matches, alpha)
-            text_targets = contrastive_targets(teacher_text_logits, image_matches, alpha)
-            # Matches among the keys of the batch are the same in both directions.
-            of_batch = text_matches[:, :batch_keys]
-            hits = [
-                (_first_is_match(to_texts, of_batch) + _first_is_match(to_images, of_batch)) / 2
-                for to_texts, to_images in ((image_logits, text_logits), (teacher_image_logits, teacher_text_logits))
-            ]
-            chance = of_batch.to(hits[0].dtype).mean(1)
+            image_targets, image_hits = targets(teacher_image, image_logits, texts)
+            text_targets, text_hits = targets(teacher_text, text_logits, images)
         loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(ids)
         # Clones, because a view of some columns would keep the logits of every slice in memory.
         return (
             loss[None],
             image_logits.detach()[:, local_keys].clone(),
             text_logits.detach()[:, local_keys].clone(),
-            torch.stack([*hits, chance], 1),
+            (image_hits + text_hits) / 2,
         )
 
     with torch.autocast(device.type, enabled=False):
