@@ -31,7 +31,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
     same slots. No operation makes the host wait for the device.
 
     Args:
-        size: Number of rows.
+        size: Number of rows. A queue of 0 rows stays empty.
         dim: Length of a row.
         ids: Number of integer ids of every row.
         random_start: Whether to start with random rows of unit length that count as filled, as MoCo and ALBEF do;
@@ -51,7 +51,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
 
     def __init__(
         self,
-        size: Annotated[int, COUNT],
+        size: Annotated[int, NOT_NEGATIVE],
         dim: Annotated[int, COUNT],
         ids: Annotated[int, NOT_NEGATIVE] = 0,
         random_start: bool = False,
@@ -74,7 +74,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
 
     def next_slots(self, rows: int) -> tuple[Tensor, ...]:
         """Return what `enqueue` of this number of rows would overwrite, for `put_back`."""
-        slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % self.size
+        slots = (self.pointer + torch.arange(min(rows, self.size), device=self.pointer.device)) % max(self.size, 1)
         content = [self.features[slots], *([] if self.ids is None else [self.ids[slots]])]
         return slots, self.pointer.clone(), self.filled.clone(), *content
 
@@ -104,7 +104,7 @@ class FeatureQueue(CheckedArguments, nn.Module):
         """
         self._check(features, ids)
         batch = features.shape[0]
-        if batch == 0:
+        if batch == 0 or self.size == 0:
             return
         # The check comes after the conversion, which may overflow.
         features = features.to(device=self.features.device, dtype=self.features.dtype)
@@ -172,13 +172,13 @@ class FeatureQueue(CheckedArguments, nn.Module):
         assert self.ids is not None
         if ids.dim() == self.ids.dim() == 1:
             return ids
-        columns = ids.reshape(len(ids), -1)[:, : self._columns]
+        columns = (ids[:, None] if ids.dim() == 1 else ids)[:, : self._columns]
         missing = columns.new_full((len(ids), self._columns - columns.shape[1]), NO_ID)
         return torch.cat([columns, missing], 1).reshape(len(ids), *self.ids.shape[1:])
 
     @property
     def _columns(self) -> int:
-        return 0 if self.ids is None else self.ids[:1].numel()
+        return 0 if self.ids is None else self.ids.shape[1:].numel()
 
 
 class QueueCallback(Callback):
@@ -297,7 +297,7 @@ class QueueCallback(Callback):
                 queue.enqueue(rows, None if row_ids is None else spread(row_ids))
             except ValueError as error:
                 raise UserError(f"{str(error).rstrip('.')} (keys of the queue {name!r}).") from error
-            if self.log:
+            if self.log and queue.size:
                 pl_module.log(f"queue/{name}_filled", queue.filled / queue.size, on_step=True, on_epoch=False)
 
 

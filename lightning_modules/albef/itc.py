@@ -9,10 +9,10 @@ the keys of the batch, then the slots of the queue. Each key has k ids: of its i
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...callbacks import FeatureQueue
-from ...callbacks.distributed.collectives import gather, rank
+from ...callbacks.distributed.collectives import all_reduce_sum, gather, rank, world_size
 from ..core.memory import in_slices
 from ..evaluation.protocol import Batch
 from ..losses.contrast import share_an_id, text_ids
@@ -63,11 +63,48 @@ class Candidates(NamedTuple):
 
 
 class Contrast(NamedTuple):
-    """The loss of a batch, and the logits from which hard negatives are drawn."""
+    """The loss of a batch, the logits from which hard negatives are drawn, and how often a match is ranked first."""
 
     loss: Tensor  # 0-D
     image_logits: Tensor  # [B, B], without gradient: images of this process to its text keys
     text_logits: Tensor  # [B, B], without gradient: texts of this process to its image keys
+    hits: Tensor  # [3], share of rows with a match first among the keys of the batch: student's, teacher's, by chance
+
+
+class Accuracies(nn.Module):
+    """Running means of the accuracy of student and teacher among the keys of a batch: 0 at chance, 1 if always right.
+
+    They start at 0 and lag by some 50 batches. The buffer is in the checkpoint and equal in all processes.
+
+    Attributes:
+        mean: [2], of the student and of the teacher.
+    """
+
+    mean: Tensor
+    MOMENTUM = 0.98
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(2))
+
+    @property
+    def student(self) -> Tensor:
+        """The student's accuracy above chance, 0-D."""
+        return self.mean[0]
+
+    @property
+    def teacher(self) -> Tensor:
+        """The teacher's accuracy above chance, 0-D."""
+        return self.mean[1]
+
+    @torch.no_grad()
+    def update(self, contrast: Contrast) -> None:
+        """Take in a batch of all processes."""
+        hits = all_reduce_sum(contrast.hits) / world_size()
+        chance = hits[2]
+        possible = (1 - chance).clamp(min=torch.finfo(hits.dtype).eps)  # 0 if each key matches each row
+        above_chance = ((hits[:2] - chance) / possible).clamp(min=0)
+        self.mean.lerp_(above_chance.to(self.mean.dtype), 1 - self.MOMENTUM)
 
 
 def teacher_keys(teacher: Encoded, batch: Batch, settings: ContrastSettings) -> Keys:
@@ -95,7 +132,7 @@ def image_text_contrast(
     keys: Keys,
     queues: dict[str, FeatureQueue],
     temperature: Tensor,
-    alpha: float,
+    alpha: float | Tensor,
     positives: Literal["image_id", "diagonal"],
     slice_rows: int | None,
 ) -> Contrast:
@@ -124,26 +161,37 @@ def image_text_contrast(
         teacher_text: Tensor,
         student_image: Tensor,
         student_text: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        def targets(queries: Tensor, candidates: Candidates) -> Tensor:
+    ) -> tuple[Tensor, ...]:
+        def targets(teacher_queries: Tensor, logits: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
+            """Return the targets of one direction [R, M], and the rows' share of `Contrast.hits` [R, 3]."""
             candidate_ids = candidates.ids()
             if positives == "diagonal":
                 matches = torch.arange(len(candidate_ids), device=device) == key_index[:, None]
             else:
                 matches = share_an_id(ids, candidate_ids)
-            return contrastive_targets(candidates.logits(queries, temperature), matches & candidates.valid(), alpha)
+            matches = matches & candidates.valid()
+            teacher_logits = candidates.logits(teacher_queries, temperature)
+            of_batch = matches[:, : len(candidates.keys)]
+            hits = [_first_is_match(each, of_batch) for each in (logits, teacher_logits)]
+            chance = of_batch.to(logits.dtype).mean(1)
+            return contrastive_targets(teacher_logits, matches, alpha), torch.stack([*hits, chance], 1)
 
-        with torch.no_grad():
-            image_targets = targets(teacher_image, texts)
-            text_targets = targets(teacher_text, images)
         image_logits = texts.logits(student_image, temperature)
         text_logits = images.logits(student_text, temperature)
+        with torch.no_grad():
+            image_targets, image_hits = targets(teacher_image, image_logits, texts)
+            text_targets, text_hits = targets(teacher_text, text_logits, images)
         loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(ids)
         # Clones, because a view of some columns would keep the logits of every slice in memory.
-        return loss[None], image_logits.detach()[:, local_keys].clone(), text_logits.detach()[:, local_keys].clone()
+        return (
+            loss[None],
+            image_logits.detach()[:, local_keys].clone(),
+            text_logits.detach()[:, local_keys].clone(),
+            (image_hits + text_hits) / 2,
+        )
 
     with torch.autocast(device.type, enabled=False):
-        loss, image_logits, text_logits = in_slices(
+        loss, image_logits, text_logits, hits = in_slices(
             contrast_rows,
             slice_rows,
             keys.ids[local_keys],
@@ -153,4 +201,10 @@ def image_text_contrast(
             student.image_features,
             student.text_features,
         )
-    return Contrast(loss.sum() / pairs, image_logits, text_logits)
+    return Contrast(loss.sum() / pairs, image_logits, text_logits, hits.mean(0))
+
+
+def _first_is_match(logits: Tensor, matches: Tensor) -> Tensor:
+    """Return 1 where the highest of the first n logits [R, M] is a match in boolean [R, n], else 0: [R]."""
+    first = logits[:, : matches.shape[1]].argmax(1, keepdim=True)
+    return matches.gather(1, first).squeeze(1).to(logits.dtype)

@@ -44,7 +44,9 @@ class Fused(NamedTuple):
     masked: Tensor | None  # [B, L, D] of the masked texts, if there are any
 
 
-def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings) -> HardNegatives:
+def draw_negatives(
+    contrast: Contrast, batch: Batch, settings: ContrastSettings, hardness: float | Tensor = 1.0
+) -> HardNegatives:
     """Draw negatives within the batch of this process, hard ones or evenly.
 
     Args:
@@ -52,6 +54,7 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
         batch: `image_id` [B] and `input_ids` [B, L].
         settings: `negatives`; `negative_rows`; `positives`, of which "image_id" rules out pairs of the same image or of
             the same words, "diagonal" the pair itself alone.
+        hardness: factor of the similarities, from 0, which draws evenly, to 1.
 
     Raises:
         UserError: If `negative_rows` does not divide the batch.
@@ -65,8 +68,8 @@ def draw_negatives(contrast: Contrast, batch: Batch, settings: ContrastSettings)
             )
         group = torch.arange(len(forbidden), device=forbidden.device) // rows
         forbidden = forbidden | (group[:, None] != group)
-    to_images = contrast.text_logits
-    to_texts = contrast.image_logits
+    to_images = contrast.text_logits * hardness
+    to_texts = contrast.image_logits * hardness
     if settings.negatives == "random":
         to_images = torch.zeros_like(to_images)
         to_texts = torch.zeros_like(to_texts)

@@ -27,7 +27,7 @@ def itc_loss(image_logits: Tensor, text_logits: Tensor, image_targets: Tensor, t
     return (image_loss + text_loss) / 2
 
 
-def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float) -> Tensor:
+def contrastive_targets(teacher_logits: Tensor, positives: Tensor, alpha: float | Tensor) -> Tensor:
     """Mix the teacher's soft targets with the ground truth (eq. 6: y becomes (1 - alpha) y + alpha q).
 
     Args:
@@ -55,7 +55,9 @@ def itm_loss(logits: Tensor, labels: Tensor, weights: Tensor, count: Tensor) -> 
     return (losses * weights).sum() / count
 
 
-def mlm_loss(logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alpha: float, count: Tensor) -> Tensor:
+def mlm_loss(
+    logits: Tensor, teacher_logits: Tensor | None, labels: Tensor, alpha: float | Tensor, count: Tensor
+) -> Tensor:
     """Compute the loss of masked language modeling with distilled soft labels (eqs. 3 and 7).
 
     Args:

@@ -91,7 +91,7 @@ def masked_language_modeling(
     encoded: Encoded,
     attention_mask: Tensor,
     masked: MaskedTokens,
-    alpha: float,
+    alpha: float | Tensor,
     slice_rows: int | None,
 ) -> Tensor:
     """Predict masked words and the teacher's soft labels, averaged over the words of all processes.

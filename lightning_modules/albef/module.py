@@ -25,6 +25,7 @@ from ...callbacks import (
     missing_callbacks,
 )
 from ...callbacks.distributed.collectives import full_tensor
+from ...common.errors import UserError
 from ..base.example_batch import pair_batch
 from ..base.method import Bound, Method
 from ..base.vocabulary import check_tokenizer
@@ -41,11 +42,11 @@ from . import gradcam
 from . import weights as initial_weights
 from .export import LAYOUTS, write_layout
 from .grounding import GroundingEvaluation, GroundingSettings, grounding_maps
-from .itc import image_text_contrast, teacher_keys
+from .itc import Accuracies, image_text_contrast, teacher_keys
 from .itm import draw_negatives, fuse_pairs, image_text_matching
 from .mlm import check_special_tokens, draw_masked_tokens, masked_language_modeling
 from .network import ALBEFNetwork, FusionBert, copy_student
-from .official import QUEUES
+from .official import QUEUES, TRAINING_STATE
 from .schedule import paper_schedule, ramped_alpha
 from .settings import (
     ContrastSettings,
@@ -120,6 +121,13 @@ class ALBEFModule(Method):
         queue = contrast.queue_size, contrast.embed_dim, 1 + contrast.match_same_text, contrast.queue_start == "random"
         self.image_queue = FeatureQueue(*queue)
         self.text_queue = FeatureQueue(*queue)
+        if self.momentum.alpha_by_accuracy and not contrast.itc:
+            raise UserError(
+                "Expected momentum.alpha_by_accuracy false without contrast.itc, which trains the similarities that "
+                "the accuracy is measured by, got true: set one of them."
+            )
+        follows = self.momentum.alpha_by_accuracy or contrast.negatives == "ramped"
+        self.accuracies = Accuracies() if follows else None
         self.evaluation = (
             GroundingEvaluation(self.grounding)
             if self.grounding.evaluate
@@ -153,9 +161,11 @@ class ALBEFModule(Method):
         )
         if self.contrast.itc:
             losses["itc"] = contrast.loss
+        if self.accuracies is not None:
+            self.accuracies.update(contrast)
 
         # Image-text matching (eq. 4) with hard negatives.
-        negatives = draw_negatives(contrast, batch, self.contrast)
+        negatives = draw_negatives(contrast, batch, self.contrast, self.current_hardness())
         fused = fuse_pairs(self.student, student, mask, negatives, slice_rows)
         losses["itm"] = image_text_matching(self.itm_head, fused.cls, negatives)
 
@@ -170,15 +180,27 @@ class ALBEFModule(Method):
         self._log_step(loss, losses, alpha)
         return {"loss": loss} | keys.for_queues()
 
-    def current_alpha(self) -> float:
+    def current_alpha(self) -> float | Tensor:
         """Return the weight of the teacher's soft targets in this batch."""
-        return ramped_alpha(self.trainer, self.momentum)
+        alpha = ramped_alpha(self.trainer, self.momentum)
+        if self.accuracies is None or not self.momentum.alpha_by_accuracy:
+            return alpha
+        return alpha * self.accuracies.teacher
+
+    def current_hardness(self) -> float | Tensor:
+        """Return the factor of the similarities by which negatives are drawn in this batch."""
+        if self.accuracies is None or self.contrast.negatives != "ramped":
+            return 1.0
+        return self.accuracies.student
 
     @torch.compiler.disable  # logging a name for the first time would compile the whole step again
-    def _log_step(self, loss: Tensor, losses: dict[str, Tensor], alpha: float) -> None:
+    def _log_step(self, loss: Tensor, losses: dict[str, Tensor], alpha: float | Tensor) -> None:
         self.log("train/loss", loss.detach(), prog_bar=True)
         self.log_dict({f"train/loss_{name}": value.detach() for name, value in losses.items()})
         self.log_dict({"train/temperature": self.temperature.detach().squeeze(), "train/alpha": alpha})
+        if self.accuracies is not None:
+            student = self.accuracies.student
+            self.log_dict({"train/accuracy": student, "train/accuracy_teacher": self.accuracies.teacher})
 
     def configure_callbacks(self) -> list[Callback]:
         """Supply averaging, queues, seeds and the writer of predictions, unless the user gives them."""
@@ -299,9 +321,9 @@ class ALBEFModule(Method):
         )
 
     def pretrained_state(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the state without second names of tied tensors, and without queues, which only training uses."""
+        """Return the state without second names of tied tensors, and without what only training uses."""
         untied = initial_weights.without_tied(state)
-        return {name: tensor for name, tensor in untied.items() if not name.startswith(QUEUES)}
+        return {name: tensor for name, tensor in untied.items() if not name.startswith(TRAINING_STATE)}
 
     def load_pretrained_state(self, state: Mapping[str, Tensor], source: str) -> None:
         """Load the state of an export, or of a checkpoint with its queues."""

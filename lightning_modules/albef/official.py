@@ -17,6 +17,9 @@ from ...callbacks import AtomicCheckpointIO
 from ...callbacks.queue import NO_ID
 
 QUEUES = ("image_queue", "text_queue")
+ACCURACIES = "accuracies"
+TRAINING_STATE = (*QUEUES, ACCURACIES)
+"""Prefixes of what only training uses."""
 _MODULES = ("visual_encoder", "text_encoder", "text_decoder", "vision_proj", "text_proj", "cls_head", "ta_head")
 _POSITION_IDS = "bert.embeddings.position_ids"
 _OFFICIAL_NO_ID = -100
@@ -43,7 +46,7 @@ def to_official(module: Any) -> dict[str, Tensor]:
     official = {
         official_name(name, flat, module.text.depth): tensor
         for name, tensor in (state | position_ids).items()
-        if not name.startswith(QUEUES)
+        if not name.startswith(TRAINING_STATE)
     }
     if "temp" in official:
         official["temp"] = official["temp"].squeeze(0)
@@ -88,7 +91,7 @@ def from_official(official: Mapping[str, Tensor]) -> dict[str, Tensor]:
             features = state.pop(queue).T
             filled = features.any(1) * torch.arange(1, 1 + len(features), device=features.device)
             state[f"{queue}.features"] = features
-            state[f"{queue}.filled"] = filled.max()
+            state[f"{queue}.filled"] = filled.max() if len(filled) else filled.sum()
             state[f"{queue}.ids"] = torch.full((len(features),), NO_ID)
         if ids is not None:
             state[f"{queue}.ids"] = torch.where(ids == _OFFICIAL_NO_ID, NO_ID, ids).flatten()

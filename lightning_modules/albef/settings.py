@@ -128,6 +128,9 @@ class MomentumSettings(SettingsGroup, option="momentum"):
         teacher_dropout: whether BERT's dropout stays on in the teacher, as in the authors' code.
         alpha: weight of the soft targets.
         alpha_warmup_epochs: epochs over which alpha rises linearly from 0, batch by batch.
+        alpha_by_accuracy: whether alpha is, besides, multiplied by the teacher's accuracy among the keys of a batch
+            above chance, a running mean: the targets of an untrained teacher then have no weight (not of the paper,
+            whose encoders are trained before; default: its constant alpha).
         distill_itc: whether the contrastive targets are mixed with the teacher's (eq. 6).
         distill_mlm: whether the masked words are mixed with the teacher's (eq. 7).
     """
@@ -136,6 +139,7 @@ class MomentumSettings(SettingsGroup, option="momentum"):
     teacher_dropout: bool = False
     alpha: Annotated[float, SHARE] = 0.4
     alpha_warmup_epochs: Annotated[float, NOT_NEGATIVE] = 1.0
+    alpha_by_accuracy: bool = False
     distill_itc: bool = True
     distill_mlm: bool = True
 
@@ -150,7 +154,7 @@ class ContrastSettings(SettingsGroup, option="contrast"):
 
     Args:
         embed_dim: embedding dimension E of the contrastive space.
-        queue_size: keys kept for each modality.
+        queue_size: keys kept for each modality (the paper: 65536); 0 contrasts with the keys of the batch alone.
         queue_start: "empty" hides slots until they are filled; "random" starts with random unit vectors as negatives,
             as the authors do.
         temperature: initial value of the learnable temperature.
@@ -167,11 +171,14 @@ class ContrastSettings(SettingsGroup, option="contrast"):
             number of processes draws the same negatives.
         itc: whether image-text contrastive learning is one of the losses. Without it projections and temperature are
             not trained, retrieval by contrast alone is at chance, and the negatives of matching must be random.
-        negatives: "hard" draws the negatives of image-text matching by their similarity, "random" evenly.
+        negatives: "hard" draws the negatives of image-text matching by their similarity (the paper), "random" evenly;
+            "ramped" multiplies the similarities over the temperature by the student's accuracy among the keys of a
+            batch above chance, a running mean, so that negatives become hard as the similarities learn (not of the
+            paper).
     """
 
     embed_dim: Annotated[int, COUNT] = 256
-    queue_size: Annotated[int, COUNT] = 65536
+    queue_size: Annotated[int, NOT_NEGATIVE] = 65536
     queue_start: Literal["empty", "random"] = "empty"
     temperature: Annotated[float, POSITIVE] = 0.07
     temperature_min: Annotated[float, POSITIVE] = 0.001
@@ -181,7 +188,7 @@ class ContrastSettings(SettingsGroup, option="contrast"):
     key_columns: Literal["global", "local"] = "global"
     negative_rows: Annotated[int | None, Range(least=2)] = None
     itc: bool = True
-    negatives: Literal["hard", "random"] = "hard"
+    negatives: Literal["hard", "random", "ramped"] = "hard"
 
     def by_process(self) -> list[str]:
         """Return a clause for each result that depends on how the global batch is divided among the processes."""
@@ -195,10 +202,10 @@ class ContrastSettings(SettingsGroup, option="contrast"):
     def __post_init__(self) -> None:
         self.check_order("temperature_min", "temperature")
         self.check_order("temperature", "temperature_max")
-        if not self.itc and self.negatives == "hard":
+        if not self.itc and self.negatives != "random":
             raise UserError(
                 "Expected contrast.negatives: random without contrast.itc, which trains the similarities that hard "
-                "negatives are drawn by, got hard: set it."
+                f"negatives are drawn by, got {self.negatives}: set it."
             )
 
 
@@ -257,7 +264,7 @@ class TaskVisionSettings(VisionSettings):
 
 @dataclass(frozen=True)
 class TaskMomentumSettings(MomentumSettings):
-    """The momentum teacher of a task and its soft targets; see `MomentumSettings`.
+    """The momentum teacher of a task and its soft targets; see `MomentumSettings`. `alpha_by_accuracy` has no effect.
 
     Args:
         distill: whether there are a teacher and soft targets. False builds no teacher.

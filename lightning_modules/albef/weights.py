@@ -22,7 +22,7 @@ from ..networks.clip.pair import PRETRAINED
 from ..networks.clip.text_encoder import quiet
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
-from .official import QUEUES, from_official, is_flat, official_name
+from .official import ACCURACIES, QUEUES, TRAINING_STATE, from_official, is_flat, official_name
 from .settings import TextSettings, VisionSettings
 
 _HEAD = ".text_encoder.cls."
@@ -228,7 +228,7 @@ def load_state(
 ) -> str:
     """Load a state dict into an `ALBEFModule`, as `load_networks`.
 
-    A language-model head that the module lacks and queues of another size are not loaded.
+    A language-model head that the module lacks, queues of another size and running accuracies are not loaded.
 
     Args:
         module: an `ALBEFModule`.
@@ -262,8 +262,9 @@ def load_state(
     if saved_queues and not (queues and fits):
         notes.append("without its queues" + (", which have another size" if queues else ""))
         state = {name: tensor for name, tensor in state.items() if name not in saved_queues}
-    if not (queues and fits):
-        state |= {name: tensor for name, tensor in module_state.items() if name.startswith(QUEUES)}
+    state = {name: tensor for name, tensor in state.items() if not name.startswith(ACCURACIES)}
+    kept = ACCURACIES if queues and fits else TRAINING_STATE
+    state |= {name: tensor for name, tensor in module_state.items() if name.startswith(kept)}
     for name, queue in module.named_children():  # the authors' files have ids of images only
         if isinstance(queue, FeatureQueue) and f"{name}.ids" in state:
             state[f"{name}.ids"] = queue.fitting_ids(state[f"{name}.ids"])

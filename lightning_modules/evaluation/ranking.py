@@ -17,7 +17,7 @@ from ...metrics.retrieval import (
     retrieval_ranks,
 )
 from .reranking import RerankScore
-from .retrieval_result import RetrievalResult
+from .retrieval_result import HardPairs, RetrievalResult
 
 Protocol = Literal["karpathy5", "paper"]
 Ranks = tuple[Tensor, Tensor]
@@ -93,7 +93,7 @@ def rerank_candidates(
     score: RerankScore,
     temperature: float,
 ) -> None:
-    """Reorder the candidates by their matching scores, and add recall in that order.
+    """Reorder the candidates by their matching scores, and add recall in that order and the accuracy of the scores.
 
     Args:
         result: result, changed in place.
@@ -116,6 +116,34 @@ def rerank_candidates(
         match = matches.pairs(images, result.near_texts.index), matches.pairs(result.near_images.index, texts)
         new_ranks = (reranked_ranks(*row) for row in zip(orders, match, before, others, strict=True))
         result.recalls |= with_prefix(f"rerank_{prefix}", recalls(*new_ranks))
+        result.hard_pairs = _hard_pairs(scores, match)
+        if result.hard_pairs is not None:
+            result.recalls[f"rerank_{prefix}pair_accuracy"] = result.hard_pairs.head
     result.near_texts, result.near_images = (
         candidates.reordered(*new) for candidates, *new in zip(near, scores, orders, strict=True)
     )
+
+
+def _hard_pairs(scores: Sequence[Tensor], matches: Sequence[Tensor]) -> HardPairs | None:
+    """Compare the best match of each row with its best wrong candidate, both by contrast; a tie of scores counts half.
+
+    Args:
+        scores: matching scores of the candidates in the order by contrast, [I, k] and [T, k].
+        matches: which candidates are matches, boolean [I, k] and [T, k].
+
+    Returns:
+        None if no row has both among its candidates.
+    """
+    count = 0
+    by_contrast = 0.0
+    by_head = 0.0
+    for score, match in zip(scores, matches, strict=True):
+        both = match.any(1) & ~match.all(1)
+        score = score[both]
+        first_match = match[both].long().argmax(1, keepdim=True)  # the first of equal values
+        first_wrong = (~match[both]).long().argmax(1, keepdim=True)
+        margin = score.gather(1, first_match) - score.gather(1, first_wrong)
+        count += len(score)
+        by_contrast += float((first_match < first_wrong).sum())
+        by_head += float((margin > 0).sum() + (margin == 0).sum() / 2)
+    return HardPairs(count, 100 * by_contrast / count, 100 * by_head / count) if count else None

@@ -31,7 +31,7 @@ from .reranking import (
     TokenStore,
     match_candidates,
 )
-from .retrieval_result import UNKNOWN, CollectedFeatures, Gathered, RetrievalResult
+from .retrieval_result import UNKNOWN, CollectedFeatures, Gathered, HardPairs, RetrievalResult
 
 EQUAL = "equal_texts_"
 """Prefix of the results in which an image also matches texts that are equal to one of its captions."""
@@ -41,7 +41,8 @@ class RetrievalEvaluation:
     """Collect the images and texts of an evaluation over all processes, rank them, and compute recall.
 
     Recall is computed at 1, 5 and 10 in both directions, in percent, with the mean of the six; re-ranking adds the same
-    with the prefix `rerank_`. Validation and test process images with their captions; prediction processes images,
+    with the prefix `rerank_`, and `rerank_pair_accuracy`: how often the matching head ranks a match above the nearest
+    wrong candidate, in percent. Validation and test process images with their captions; prediction processes images,
     texts, or both, from any number of loaders. The result is in `result`. `orders` has the mean recalls of the last
     evaluation that re-ranked, which a checkpoint keeps; prediction uses the better order.
 
@@ -272,6 +273,7 @@ class RetrievalEvaluation:
             f"{space}/{name}" if space else name: of for space in self.spaces or ("",) for name, of in one.items()
         }
         chance |= {f"rerank_{name}": of for name, of in chance.items()}
+        chance |= {f"rerank_{prefix}pair_accuracy": 50.0 for prefix in ("", EQUAL)}
         return Summary({"images": len(result.image_features), "texts": len(result.text_features)}, chance)
 
     def _encode(self, module: Any, batch: Batch, stage: Stage) -> dict[str, Tensor]:
@@ -313,8 +315,8 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
         advice = (
             "re-ranking improves it"
             if orders.reranks
-            else "re-ranking does not improve it, because the matching head is not trained well enough; set "
-            "model.rerank.k 0 to disable it"
+            else "re-ranking does not improve it, because the matching head is not trained well enough"
+            f"{_matching(result.hard_pairs)}; set model.rerank.k 0 to disable it"
         )
         rank_zero_info(
             f"Mean recall is {orders.contrast:.1f} by contrast alone and {orders.reranked:.1f} after re-ranking: "
@@ -328,6 +330,17 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
     for name, value in (result.recalls | result.non_finite).items():
         shown = f"{prefix}/{name}"
         log_global(module, {shown: value}, shown if name.endswith("recall_mean") and EQUAL not in name else None)
+
+
+def _matching(pairs: HardPairs | None) -> str:
+    """Return a clause about the accuracy of the matching head."""
+    if pairs is None:
+        return ""
+    chance = ", no better than chance" if pairs.at_chance else ""
+    return (
+        f": it ranks a match above the nearest wrong candidate in {pairs.head:.1f}% of {pairs.pairs} cases{chance}, "
+        f"the contrast in {pairs.contrast:.1f}%"
+    )
 
 
 def _orders(result: RetrievalResult) -> Orders:

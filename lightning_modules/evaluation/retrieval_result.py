@@ -16,6 +16,22 @@ UNKNOWN = torch.iinfo(torch.long).min
 """Id of unknown values, which no data has."""
 
 
+class HardPairs(NamedTuple):
+    """How often a match is ranked above the nearest wrong candidate, over the images and texts that have both.
+
+    The matching head did not choose the candidate, so without training it is right in half of the cases.
+    """
+
+    pairs: int
+    contrast: float  # share of the pairs in the right order by contrast, in percent
+    head: float  # share in the right order by the matching head
+
+    @property
+    def at_chance(self) -> bool:
+        """Whether the matching head is less than two standard errors better than chance."""
+        return self.head < 50 + 100 / self.pairs**0.5
+
+
 @dataclass
 class RetrievalResult:
     """Result of one evaluation or prediction, equal in every process.
@@ -36,6 +52,7 @@ class RetrievalResult:
         non_finite_scores: number of non-finite scores of the matching head, of both directions.
         equal_matches: matches in which an image also matches texts that are equal to one of its own; None where they
             are the same, or are not measured beside `matches`.
+        hard_pairs: accuracy of the matching head, by `equal_matches` if there are any; None without re-ranking.
     """
 
     recalls: dict[str, float]
@@ -52,6 +69,7 @@ class RetrievalResult:
     non_finite_texts: Tensor
     non_finite_scores: int = 0
     equal_matches: Matches | None = None
+    hard_pairs: HardPairs | None = None
 
     @property
     def non_finite(self) -> dict[str, float]:

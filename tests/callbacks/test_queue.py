@@ -149,9 +149,21 @@ def test_invalid_rows_are_refused(with_ids, features, ids, message):
         queue.enqueue(torch.zeros(features), None if ids is None else torch.zeros(ids, dtype=torch.long))
 
 
-def test_a_queue_of_size_zero_is_refused():
-    with pytest.raises(UserError, match="Expected size of FeatureQueue of at least 1, got 0"):
-        FeatureQueue(0, 3)
+@pytest.mark.parametrize("ids", [0, 1, 2])
+def test_a_queue_of_size_zero_stays_empty_and_a_negative_one_is_refused(ids):
+    queue = FeatureQueue(0, 3, ids=ids, random_start=True)
+    row_ids = torch.zeros((4, ids) if ids > 1 else 4, dtype=torch.long) if ids else None
+    before = queue.next_slots(4)
+    queue.enqueue(torch.randn(4, 3), row_ids)
+    queue.put_back(before)
+    assert queue.features.shape == (0, 3)
+    assert (int(queue.pointer), int(queue.filled), len(queue.valid)) == (0, 0, 0)
+    other = FeatureQueue(0, 3, ids=ids)
+    other.load_state_dict(queue.state_dict())
+    with pytest.raises(ValueError, match=r"Expected features \[B, 3\]"):
+        queue.enqueue(torch.randn(4, 2), row_ids)
+    with pytest.raises(UserError, match="Expected size of FeatureQueue of at least 0, got -1"):
+        FeatureQueue(-1, 3)
 
 
 class Queued(Student):

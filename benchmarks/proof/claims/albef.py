@@ -1,10 +1,13 @@
-"""ALBEF from random weights on drawings of emoji: its contrast, its re-ranking, and a plain pair of towers.
+"""ALBEF from random weights on drawings of emoji: what keeps it from learning, and a plain pair of towers.
 
-Claim: ALBEF's re-ranking is better than its own contrast, and its contrast is within two points of a plain pair of
-towers at equal steps. Variants change one thing at a time: hard negatives from the first step, soft targets of the
-untrained teacher, the length of the queue, and the lower bound of the temperature.
+Claim: with the small recipe (no queue, soft targets that follow the teacher's accuracy, negatives that become hard as
+the student learns) ALBEF's contrast is within two points of a plain pair of towers at equal steps, and its re-ranking
+is better than its contrast. With the settings for trained encoders neither is so. The other variants are the small
+recipe with one of these settings undone, so that each has the same FLOPs but for the queue's similarities.
 
-Opponents: a plain pair of towers (MM-LG's student without blocks), at equal epochs and at the FLOPs of ALBEF.
+Opponents: a plain pair of towers (MM-LG's student without blocks), at equal epochs and at the FLOPs of ALBEF. The
+accuracy of the matching head is shown beside its re-ranking, which only improves a search once the head tells a match
+from the nearest wrong candidate more often than the contrast does.
 
 Budget: images of 48 pixels; training on one drawing of each emoji, search in the other (1,906 candidates). A share of
 the training drawings selects the learning rate.
@@ -36,9 +39,13 @@ ALBEF = (
     *(f"--model.text.heads={HEADS}", f"--model.text.ffn_width={4 * WIDTH}", "--model.text.dropout=0"),
     *(f"--model.text.depth={DEPTH - FUSED}", f"--model.text.fusion_depth={FUSED}"),
     *(f"--model.text.max_positions={TOKENS}", f"--model.contrast.embed_dim={EMBED}", "--data.vocab_size=4000"),
-    *("--model.contrast.queue_size=256", "--model.momentum.momentum=0.99", "--model.optim.warmup_steps=50"),
+    *("--model.momentum.momentum=0.99", "--model.optim.warmup_steps=50"),
     *("--model.rerank.k=32", "--model.match_equal_texts=true"),
 )
+QUEUE = "--model.contrast.queue_size=256"
+NO_QUEUE = "--model.contrast.queue_size=0"
+BY_ACCURACY = "--model.momentum.alpha_by_accuracy=true"
+RAMPED = "--model.contrast.negatives=ramped"
 TOWERS = (
     *("--model=MMLGModule", "--model.student=plain", "--model.teacher.distillation_weight=0"),
     *(f"--model.towers.width={WIDTH}", f"--model.towers.heads={HEADS}", f"--model.towers.depth={DEPTH}"),
@@ -48,23 +55,25 @@ TOWERS = (
 
 CLAIM = Claim(
     name="albef",
-    statement="ALBEF from random weights beside a plain pair of towers: trained on one drawing, searched in another.",
+    statement="ALBEF from random weights learns with the small recipe: trained on one drawing, searched in another.",
     words=PAIRS,
     variants=(
-        Variant("ALBEF", ALBEF),
+        Variant("ALBEF, small recipe", (*ALBEF, NO_QUEUE, BY_ACCURACY, RAMPED)),
         Variant("two towers", TOWERS, prefix="karpathy5/"),
-        Variant("ALBEF, random negatives", (*ALBEF, "--model.contrast.negatives=random")),
-        Variant("ALBEF, hard targets in the contrast", (*ALBEF, "--model.momentum.distill_itc=false")),
-        Variant("ALBEF, queue of 1,024", (*ALBEF, "--model.contrast.queue_size=1024")),
-        Variant("ALBEF, temperature from 0.04", (*ALBEF, "--model.contrast.temperature_min=0.04")),
+        Variant("ALBEF", (*ALBEF, QUEUE)),
+        Variant("small recipe, queue of 256", (*ALBEF, QUEUE, BY_ACCURACY, RAMPED)),
+        Variant("small recipe, alpha of 0.4", (*ALBEF, NO_QUEUE, RAMPED)),
+        Variant("small recipe, hard negatives", (*ALBEF, NO_QUEUE, BY_ACCURACY)),
+        Variant("small recipe, random negatives", (*ALBEF, NO_QUEUE, BY_ACCURACY, "--model.contrast.negatives=random")),
+        Variant("ALBEF, temperature from 0.04", (*ALBEF, QUEUE, "--model.contrast.temperature_min=0.04")),
     ),
     budgets=(
         Budget("equal epochs", epochs=EPOCHS),
-        Budget("equal FLOPs", like=("ALBEF", "equal epochs"), variants=("two towers",)),
+        Budget("equal FLOPs", like=("ALBEF, small recipe", "equal epochs"), variants=("two towers",)),
     ),
     metric="val/recall_mean",
-    learning_rates=(3e-4, 1e-3, 3e-3),
-    shown=("test/recall_mean", "test/text_to_image_r1", "test/image_to_text_r1", "test/rerank_recall_mean"),
+    learning_rates=(3e-4, 1e-3),
+    shown=("test/recall_mean", "test/text_to_image_r1", "test/rerank_recall_mean", "test/rerank_pair_accuracy"),
     opponent="two towers",
     test=TESTED,
 )

@@ -25,7 +25,7 @@ from ...optim.optimizers import adamw
 from ...optim.schedules import Schedule
 from ..export import write_official
 from ..network import copy_student
-from ..official import QUEUES
+from ..official import TRAINING_STATE
 from ..schedule import paper_schedule, ramped_alpha
 from ..settings import MemorySettings, TaskMomentumSettings, TaskOptimSettings, TextSettings, VisionSettings
 from ..weights import load_networks, read_trained, without_tied
@@ -128,7 +128,8 @@ class TaskMethod(Method):
         loaded = {
             key: tensor
             for key, tensor in self.convert_weights(state).items()
-            if key in expected or not key.startswith(("temperature", "itm_head.", *QUEUES, *unused, *without_teacher))
+            if key in expected
+            or not key.startswith(("temperature", "itm_head.", *TRAINING_STATE, *unused, *without_teacher))
         }
         teacher_start = "weights" if self.momentum is None else self.momentum.start
         notes = load_networks(self, loaded, source, self.new_weights, teacher_start, name_in_source)

@@ -28,7 +28,7 @@ def test_random_negatives_are_even_over_the_admissible_rows_whatever_their_simil
     batch = random_batch(5) | {"image_id": torch.tensor([0, 0, 1, 2, 3])}
     peaked = torch.zeros(5, 5)
     peaked[:, 4] = 50.0
-    contrast = Contrast(torch.zeros(()), peaked, peaked)
+    contrast = Contrast(torch.zeros(()), peaked, peaked, torch.zeros(3))
     torch.manual_seed(0)
     counts = {"hard": torch.zeros(5), "random": torch.zeros(5)}
     for negatives, count in counts.items():

@@ -114,7 +114,7 @@ def test_recall_equals_brute_force_and_each_image_is_encoded_once(monkeypatch, s
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value), name
     assert any(metrics[name.replace("rerank_", "")] != value for name, value in expected.items())
-    assert len(metrics) == 14
+    assert len(metrics) == 15
 
 
 def _share(score):

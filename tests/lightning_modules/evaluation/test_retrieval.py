@@ -1,3 +1,5 @@
+import re
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -10,6 +12,7 @@ from vlightning.common.errors import UserError
 from vlightning.lightning_modules.base.method import Method
 from vlightning.lightning_modules.evaluation.reranking import RerankSettings
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
+from vlightning.lightning_modules.evaluation.retrieval_result import HardPairs
 from vlightning.metrics.retrieval import Matches, average_median_ranks
 
 IMAGES = 23
@@ -52,7 +55,7 @@ def _recalls_of_a_share(shares):
 @pytest.mark.parametrize("shares", [[(0, 15), (15, IMAGES)], [(0, 0), (0, IMAGES)]])
 def test_processes_with_uneven_or_empty_shares_get_the_whole_result(shares):
     expected = _recalls_of_a_share([(0, IMAGES)])
-    assert len(expected[0]) == 14
+    assert len(expected[0]) == 15
     for recalls, *tensors in run_distributed(_recalls_of_a_share, shares):
         assert recalls == expected[0]
         assert all(torch.equal(a, b) for a, b in zip(tensors, expected[1:], strict=True))
@@ -75,6 +78,45 @@ def test_the_matching_score_decides_the_order_of_the_candidates(score, weight):
         assert result.recalls["rerank_text_to_image_r1"] == plain.recalls["text_to_image_r10"]
         assert result.recalls["rerank_image_to_text_r1"] == plain.recalls["image_to_text_r10"]
     assert {k: v for k, v in result.recalls.items() if not k.startswith("rerank")} == plain.recalls
+
+
+@pytest.mark.parametrize("equal_texts", [None, True])
+def test_the_accuracy_of_the_matching_head_equals_a_slow_reference(equal_texts):
+    """Over the images and texts with a match among the candidates: the match against the nearest wrong candidate."""
+
+    class Even(Scorer):
+        def match_scores(self, text_states, attention_mask, image_tokens):
+            pair = text_states[:, 0, 0] * 31 + image_tokens[0, 0, 0] * 17
+            return pair.remainder(4)  # some are equal
+
+    result = _add(RetrievalEvaluation(equal_texts, RerankSettings(10)), 0, IMAGES).compute(Even())
+    plain = _add(RetrievalEvaluation(rerank=RerankSettings(10)), 0, IMAGES).compute()
+    for prefix, group in (("", 1 if equal_texts is None else 2), ("equal_texts_", 2)):
+        head, contrast, count = 0.0, 0, 0
+        for near, of_texts in ((plain.near_images, True), (plain.near_texts, False)):
+            for query, candidates in enumerate(near.index.tolist()):
+                right = [candidate // group == query // group for candidate in candidates]
+                if not any(right):
+                    continue
+                count += 1
+                first, wrong = right.index(True), right.index(False)
+                pairs = [(query, candidates[c]) if of_texts else (candidates[c], query) for c in (first, wrong)]
+                match, other = ((31 * text + 17 * image) % 4 for text, image in pairs)
+                head += (match > other) + (match == other) / 2
+                contrast += first < wrong
+        name = f"rerank_{prefix}pair_accuracy"
+        if equal_texts and prefix:
+            assert name not in result.recalls
+            continue
+        assert result.recalls[name] == pytest.approx(100 * head / count)
+        assert 20 < result.recalls[name] < 80
+        measured = result.hard_pairs
+    assert measured == (count, pytest.approx(100 * contrast / count), result.recalls[name])
+
+
+@pytest.mark.parametrize(("share", "at_chance"), [(40.0, True), (50.0, True), (54.9, True), (55.1, False)])
+def test_an_accuracy_is_above_chance_from_two_standard_errors_on(share, at_chance):
+    assert HardPairs(400, 60.0, share).at_chance == at_chance  # a standard error of 2.5 points
 
 
 class NoNumbers(Scorer):
@@ -380,6 +422,13 @@ def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
     (said,) = [record.message for record in caplog.records if record.message.startswith("Mean recall")]
     assert said.startswith(f"Mean recall is {plain:.1f} by contrast alone and {reranked:.1f} after re-ranking: ")
     assert said.endswith("re-ranking improves it." if better else "set model.rerank.k 0 to disable it.")
+    accuracy = float(runs.callback_metrics["test/rerank_pair_accuracy"])
+    clause = (
+        rf"nearest wrong candidate in {accuracy:.1f}% of \d+ cases, no better than chance, the contrast in \d+\.\d%;"
+    )
+    assert bool(re.search(clause, said)) != better
+    assert accuracy == 100 if better else accuracy < 30
+    assert module.evaluation.summary.chance["rerank_pair_accuracy"] == 50
 
 
 @pytest.mark.parametrize("when", ["test", "always"])
