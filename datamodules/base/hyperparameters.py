@@ -16,6 +16,7 @@ import lightning.pytorch as pl
 from ...common.errors import UserError
 from ...common.ranges import CheckedArguments
 from ...common.urls import keep
+from .memory import in_memory
 
 _NOT_PLAIN = object()
 
@@ -82,8 +83,14 @@ def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[st
 
     A checkpoint that contains a module or a dataclass cannot be loaded with `weights_only=True`. With the command
     line Lightning records the configuration instead of the arguments, so transforms are recorded by name. URLs are
-    recorded without their secrets.
+    recorded without their secrets, rows in memory not at all.
     """
+    splits = ("train", "validation", "test", "predict")
+    rows = [name for name in splits if any(map(in_memory, _as_list(arguments.get(name))))]
+    if rows:  # which Lightning would compare with other arguments, and no command line can give
+        plain = {name: _plain(value) for name, value in arguments.items() if name not in rows}
+        module.hparams.update(keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}))
+        return
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is an instance of `nn.Module`")
         module.save_hyperparameters(logger=False)
@@ -95,6 +102,10 @@ def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[st
     module.save_hyperparameters(
         keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}), logger=False
     )
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value, *value] if isinstance(value, (list, tuple)) else [value]
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from torch import nn
 
 from ...common.errors import UserError
@@ -19,8 +20,9 @@ from ..base.loaders import BatchLoader
 from ..base.sampled import SampledDataModule
 from ..base.samples import EvaluationRows
 from ..base.stages import Split
+from ..reading.division import DividedSources
 from ..reading.layout import Layout
-from ..reading.open import Opening
+from ..reading.open import Opening, open_split
 from ..reading.resolve import Sources, by_split
 from ..transforms.albef import pair_eval_transform
 from ..transforms.classification import (
@@ -164,7 +166,7 @@ class LabelDataModule(ImageTransforms, SampledDataModule):
         return LabelCollate(["image"], in_pixels(self.eval_transform))
 
 
-class ImageClassificationDataModule(LabelDataModule):
+class ImageClassificationDataModule(DividedSources, LabelDataModule):
     """Labeled images from Parquet, JSON or CSV lists, folders with one folder per class, tar files, or the hub.
 
     Labels are integers from 0, or names, one for each image. Names are numbered in the order in which the source lists
@@ -191,6 +193,8 @@ class ImageClassificationDataModule(LabelDataModule):
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
     """
 
+    divides_labels: ClassVar[bool] = True
+
     def __init__(
         self,
         train: Sources = None,
@@ -210,17 +214,16 @@ class ImageClassificationDataModule(LabelDataModule):
         super().__init__(**options)
         self.max_pixels = max_pixels
         self.limit_train_rows = limit_train_rows
-        self.sources = by_split(train, validation, test, predict)
+        self.sources = self.divided(by_split(train, validation, test, predict))
         self.opening = Opening(image_root, image_column, label_column, None, cache_dir, labels=True)
         self._num_classes = num_classes
         self._names = tuple(class_names) if class_names is not None else None
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
-        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
-        sources = [opening.open(source, split) for source in self.sources[split]]
+        sources = open_split(self.opening, self.sources, split, self.division)
         if split == "train" and self.limit_train_rows is not None:
-            sources = [(_thinned(dataset, self.limit_train_rows), layout) for dataset, layout in sources]
+            sources = [(dataset, _thinned(layout, dataset, self.limit_train_rows)) for dataset, layout in sources]
         return sources
 
     def open_split(self, split: Split) -> LabelTable | None:
@@ -313,6 +316,8 @@ class ImageClassificationDataModule(LabelDataModule):
         self._num_classes = self._num_classes or state_dict.get("num_classes")
 
 
-def _thinned(dataset: Any, rows: int) -> Any:
-    """Return at most `rows` rows, evenly spaced."""
-    return dataset if rows >= len(dataset) else dataset.select([len(dataset) * row // rows for row in range(rows)])
+def _thinned(layout: Layout, dataset: Any, limit: int) -> Layout:
+    """Return a layout with at most `limit` of the rows of a source, evenly spaced."""
+    rows = np.arange(len(dataset)) if layout.rows is None else layout.rows
+    count = min(limit, len(rows))
+    return dataclasses.replace(layout, rows=rows[len(rows) * np.arange(count) // max(count, 1)])

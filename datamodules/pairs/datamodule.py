@@ -15,6 +15,7 @@ from ..base.sampled import RowLoaders, SampledDataModule
 from ..base.samples import Reader, TrainingSet
 from ..base.stages import Split, splits_of
 from ..base.texts import TokenizedTexts
+from ..reading.division import DividedSources
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.remote import RETRIES
@@ -102,7 +103,7 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
         return {}
 
 
-class ImageTextDataModule(SourceArguments, PairDataModule):
+class ImageTextDataModule(DividedSources, SourceArguments, PairDataModule):
     """Image-caption pairs from Parquet, JSON, CSV, image folders, WebDataset shards or the hub, on disks or by URL.
 
     Files are `.parquet`; `.json` in ALBEF's form (a list of objects), `.jsonl`, `.csv`; `.tar` in WebDataset's form;
@@ -156,6 +157,7 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.sources = self.divided(self.sources)
         self.streaming = streaming
         self.samples_per_epoch = samples_per_epoch
         self.shuffle_block = shuffle_block
@@ -181,6 +183,7 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
             Opening(self.image_root, *columns, self.cache_dir, retries=read_retries),
             self.max_pixels,
             streaming,
+            self.division,
         )
 
     def train_options(self) -> dict[str, Any]:
@@ -262,6 +265,11 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         Raises:
             UserError: If an option does not fit.
         """
+        if self.division is not None:
+            raise UserError(
+                "Expected no data.split with data.streaming, which does not know the rows, got both: leave out one of "
+                "them."
+            )
         if trains and self.samples_per_epoch is None:
             raise UserError(
                 "Expected data.samples_per_epoch with data.streaming, got none: set it to the number of training rows "

@@ -11,6 +11,7 @@ from ...common.tokenizers import open_tokenizer
 from ..base.decode import MAX_PIXELS
 from ..base.sampled import SampledDataModule
 from ..base.stages import Split
+from ..reading.division import DividedSources
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.resolve import Sources, by_split
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-class EmbeddedCaptionsDataModule(SampledDataModule):
+class EmbeddedCaptionsDataModule(DividedSources, SampledDataModule):
     """Image embeddings, as `predict` of an `ImageEmbeddingModule` writes them, with the images' captions.
 
     In training each caption is a row, as in ClipCap. Evaluation and prediction read each image once; an evaluation
@@ -88,9 +89,10 @@ class EmbeddedCaptionsDataModule(SampledDataModule):
         self.join_on = join_on
         self._files = [embeddings] if isinstance(embeddings, str) else list(embeddings)
         self.pairs = PairSources(
-            by_split(train, validation, test, predict),
+            self.divided(by_split(train, validation, test, predict)),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
             MAX_PIXELS,
+            division=self.division,
         )
 
     def open_sources(self, split: Split) -> list[tuple[Any, Layout]]:

@@ -166,6 +166,7 @@ class Layout:
             the path identifies the image.
         weight: number of times that an epoch of training reads each row.
         retries: number of times that a failed read of an image by URL is tried again.
+        rows: the rows of the source that are read, int64 [n]; None for all.
     """
 
     origin: str
@@ -179,6 +180,11 @@ class Layout:
     needs_id: bool = False
     weight: float = 1.0
     retries: int = RETRIES
+    rows: np.ndarray | None = None
+
+    def count(self, dataset: Any) -> int:
+        """Return the number of rows that are read of a source."""
+        return len(dataset) if self.rows is None else len(self.rows)
 
     def encoded_image(self, values: dict[str, Any]) -> StoredImage:
         """Return the encoded image of a row, or the absolute path of its file."""

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -16,14 +17,17 @@ from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_not_found
 from ...common.names import nearest
 from ...common.urls import keep
+from ..base.faults import BadSample
+from ..base.memory import MemoryRows, plain_value, stored_image
 from ..base.stages import Split
 from .cache import index_cache
-from .layout import FAULT, Layout, Record, is_binary_type, is_text_type
+from .division import Division
+from .layout import FAULT, Layout, Record, captions_in, identity_in, is_binary_type, is_text_type, record
 from .lists import first_keys, read_class_folders, read_folder, read_list
 from .parquet import ParquetSource, parquet_schema, read_parquets
 from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
-from .resolve import METADATA, Resolved, Source, as_source, nearest_path, resolve, resolve_url
+from .resolve import METADATA, Named, Resolved, Source, as_source, nearest_path, resolve, resolve_url
 from .stream import LibrarySource, Stream
 from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars
@@ -62,7 +66,7 @@ class Opening:
     labels: bool = False
     retries: int = RETRIES
 
-    def open(self, source: str | Source, split: str, streaming: bool = False) -> tuple[Any, Layout]:
+    def open(self, source: Named, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
 
         Returns:
@@ -72,6 +76,8 @@ class Opening:
         Raises:
             UserError: If the source does not exist, or lacks a column.
         """
+        if isinstance(source, MemoryRows):
+            return self._open_memory(source, streaming)
         source = as_source(source)
         columns = Columns(
             source.image_column or self.image_column,
@@ -90,6 +96,37 @@ class Opening:
         named = keep(source.image_root or self.image_root)
         root = named or folder
         return root if is_remote(root) else os.path.abspath(os.path.expanduser(root)), named is not None
+
+    # Rows in memory
+
+    def _open_memory(self, rows: MemoryRows, streaming: bool) -> tuple[Any, Layout]:
+        from datasets import Dataset
+
+        if streaming:
+            raise UserError("Expected files with data.streaming, got rows in memory: set data.streaming to false.")
+        columns = Columns(self.image_column, self.caption_column, self.image_id_column)
+        if isinstance(rows.content, Dataset):
+            return self._of_library(rows.content, Source(rows.path), columns, ".", False)
+        if (names := rows.columns) is not None:
+            self._check_columns(names, columns, rows.path)
+        root = os.path.abspath(os.path.expanduser(self.image_root or "."))
+        read = columns._replace(image_id=columns.image_id or "image_id")
+        records = [record(partial(_of_memory, *values)) for values in rows.rows(read)]
+        if not records:
+            raise UserError(f"Expected rows in {rows.path}, got none: check the rows.")
+        table = pa.Table.from_pylist(records, schema=features_of_records().arrow_schema)
+        layout = Layout(
+            rows.path,
+            "image",
+            "caption",
+            "image_id",
+            root,
+            rows.classes if self.labels else None,
+            FAULT,
+            confined=self.image_root is not None,
+            needs_id=columns.image_id is not None,
+        )
+        return Dataset(table), layout
 
     # Files that are read by this project, as uniform records
 
@@ -175,16 +212,9 @@ class Opening:
 
         The library makes a new copy if an argument changes, and so if the stamp of a file does.
         """
-        from datasets import Dataset, Features, IterableDataset, List, Value
+        from datasets import Dataset, IterableDataset
 
-        features = Features(
-            {
-                "image": {"bytes": Value("binary"), "path": Value("string")},
-                "caption": List(Value("string")),
-                "image_id": Value("string"),
-                FAULT: Value("string"),
-            }
-        )
+        features = features_of_records()
         stamps = [file_stamp(file) for file in files]
         kwargs = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
         if streaming:
@@ -196,9 +226,28 @@ class Opening:
     def _open_library(
         self, source: Source, resolved: Resolved, columns: Columns, split: str, streaming: bool
     ) -> tuple[Any, Layout]:
+        root, is_named = self._root(source, resolved.folder)
+        # The library resolves the image paths of hub datasets.
+        confined = is_named and resolved.format == "parquet"
+        dataset, layout = self._of_library(
+            self._load(source, resolved, split, streaming), source, columns, root, confined
+        )
+        return LibrarySource(dataset) if streaming else dataset, layout
+
+    def _of_library(
+        self, dataset: Any, source: Source, columns: Columns, root: str, confined: bool
+    ) -> tuple[Any, Layout]:
+        """Return the columns of a dataset that are read, and their layout.
+
+        Args:
+            dataset: a dataset of the library.
+            source: its name and options.
+            columns: its columns.
+            root: folder that relative paths start from.
+            confined: whether they may not leave it.
+        """
         from datasets import Image
 
-        dataset = self._load(source, resolved, split, streaming)
         if dataset.features is None:
             dataset = dataset._resolve_features()
         features = dataset.features
@@ -208,7 +257,6 @@ class Opening:
         caption = columns.caption if columns.caption in features else None
         image_id = columns.image_id or ("image_id" if "image_id" in features else None)
         names = getattr(features[caption], "names", None) if caption is not None else None
-        root, is_named = self._root(source, resolved.folder)
         layout = Layout(
             source.path,
             columns.image,
@@ -216,12 +264,12 @@ class Opening:
             image_id,
             root,
             tuple(names) if names else None,
-            confined=is_named and resolved.format == "parquet",  # the library resolves the image paths of hub datasets
+            confined=confined,
             needs_id=columns.image_id is not None,
             weight=source.weight,
         )
         selected = dataset.select_columns([name for name in (columns.image, caption, image_id) if name is not None])
-        return LibrarySource(selected) if streaming else selected, layout
+        return selected, layout
 
     def _load(self, source: Source, resolved: Resolved, split: str, streaming: bool) -> Any:
         import datasets
@@ -324,6 +372,28 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
     )
 
 
+def features_of_records() -> Any:
+    """Return the types of the columns of records, for `datasets`."""
+    from datasets import Features, List, Value
+
+    return Features(
+        {
+            "image": {"bytes": Value("binary"), "path": Value("string")},
+            "caption": List(Value("string")),
+            "image_id": Value("string"),
+            FAULT: Value("string"),
+        }
+    )
+
+
+def _of_memory(image: Any, texts: Any, identity: Any) -> Record:
+    """Return the record of a row in memory, without the entry of a fault."""
+    if image is None or plain_value(image) is None:
+        raise BadSample("no image", "")
+    captions = captions_in(plain_value(texts))
+    return {"image": stored_image(image), "caption": captions, "image_id": identity_in(plain_value(identity))}
+
+
 def _read(
     files: list[str], stamps: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any]
 ) -> Iterator[Record]:
@@ -360,19 +430,44 @@ def _holds_images(kind: pa.DataType) -> bool:
     return is_text_type(kind) or is_binary_type(kind)
 
 
+def open_split(
+    opening: Opening,
+    sources: dict[Split, list[Named]],
+    split: Split,
+    division: Division | None = None,
+    streaming: bool = False,
+) -> list[tuple[Any, Layout]]:
+    """Open the sources of a split; return each with its layout.
+
+    Args:
+        opening: settings of the datamodule.
+        sources: sources by split.
+        split: the split; prediction needs no captions or labels.
+        division: of the training sources, if these have the rows of all splits.
+        streaming: whether the sources are streamed.
+
+    Raises:
+        UserError: If a source cannot be opened or divided.
+    """
+    opening = dataclasses.replace(opening, need_captions=split != "predict")
+    divides = division is not None and split in division.shares
+    opened = [opening.open(source, "train" if divides else split, streaming) for source in sources[split]]
+    return division.rows(split, opened) if divides and division is not None else opened
+
+
 @dataclass
 class PairSources:
     """Sources of the image-caption pairs of each split, which are streamed or memory-mapped."""
 
-    sources: dict[Split, list[str | Source]]
+    sources: dict[Split, list[Named]]
     opening: Opening
     max_pixels: int
     streaming: bool = False
+    division: Division | None = None
 
     def open(self, split: Split) -> list[tuple[Any, Layout]]:
         """Open the sources of a split; return each with its layout."""
-        opening = dataclasses.replace(self.opening, need_captions=split != "predict")
-        return [opening.open(source, split, self.streaming) for source in self.sources[split]]
+        return open_split(self.opening, self.sources, split, self.division, self.streaming)
 
     def rows(self, split: Split, clean: bool, max_words: int, need_images: bool = True) -> PairTable | Stream | None:
         """Open and check the rows of a split.

@@ -8,12 +8,13 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from ...common.errors import UserError
 from ...common.names import nearest
 from ...common.ranges import POSITIVE, SettingsGroup
 from ...common.urls import keep
+from ..base.memory import MemoryRows, in_memory
 from ..base.stages import Split
 from .published import DataSet, data_set_in
 from .remote import find_files, is_remote, suffix_of, without_query
@@ -85,19 +86,33 @@ def as_source(source: Any) -> Source:
         source = vars(source)
     if isinstance(source, dict):
         return Source(**source.get("init_args", source))
+    if isinstance(source, MemoryRows):
+        raise UserError(
+            "Expected a file, a folder or a hub name, got rows in memory, which the datamodules of pairs and labels "
+            "read: write them to a file."
+        )
+    if not isinstance(source, (str, os.PathLike)):
+        raise UserError(f"Expected a file, a folder, a hub name or rows, got {type(source).__name__}: convert it.")
     return Source(os.fspath(source))
 
 
-Sources = str | Source | list[str | Source] | None
+if TYPE_CHECKING:
+    Sources = Any
+else:  # as the command line takes them; in Python also rows in memory, as `MemoryRows`
+    Sources = str | Source | list[str | Source] | None
 
 
-def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[str | Source]]:
+Named = str | Source | MemoryRows
+"""One source of a split."""
+
+
+def by_split(train: Sources, validation: Sources, test: Sources, predict: Sources) -> dict[Split, list[Named]]:
     """Return the arguments of a datamodule as lists of sources by split.
 
     Raises:
         UserError: If a source that is not for training has a weight.
     """
-    sources: dict[Split, list[str | Source]] = {
+    sources: dict[Split, list[Named]] = {
         "train": _as_list(train),
         "validation": _as_list(validation),
         "test": _as_list(test),
@@ -113,10 +128,18 @@ def by_split(train: Sources, validation: Sources, test: Sources, predict: Source
     return sources
 
 
-def _as_list(sources: Sources) -> list[str | Source]:
+def _as_list(sources: Sources) -> list[Named]:
     """Convert sources in any form to a list."""
-    several = keep(sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources])
-    return [source if isinstance(source, str) else as_source(source) for source in several]
+    if in_memory(sources):
+        return [MemoryRows(sources)]
+    several = sources if isinstance(sources, (list, tuple)) else [] if sources is None else [sources]
+    return [_named(source) for source in several]
+
+
+def _named(source: Any) -> Named:
+    if in_memory(source):
+        return MemoryRows(source)
+    return keep(source) if isinstance(source, str) else as_source(keep(source))
 
 
 class Resolved(NamedTuple):

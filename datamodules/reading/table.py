@@ -40,7 +40,7 @@ class ImageTable:
             dataset.select_columns([layout.caption]) if layout.caption is not None else None
             for dataset, layout in sources
         ]
-        self._starts = np.cumsum([0, *(len(dataset) for dataset, _ in sources)]).tolist()
+        self._starts = np.cumsum([0, *(layout.count(dataset) for dataset, layout in sources)]).tolist()
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -53,7 +53,9 @@ class ImageTable:
     def _locate(self, row: int) -> tuple[int, int]:
         """Return the index of the source of a row, and the index of the row in the source."""
         source = bisect_right(self._starts, row) - 1
-        return source, row - self._starts[source]
+        position = row - self._starts[source]
+        rows = self.layouts[source].rows
+        return source, position if rows is None else int(rows[position])
 
     @cached_property
     def _columns(self) -> list[dict[str, pa.ChunkedArray]]:
@@ -174,6 +176,7 @@ class PairTable(ImageTable):
             column = columns.get(layout.caption) if layout.caption is not None else None
             if column is not None and is_list_type(column.type):
                 lengths = pc.list_value_length(column).fill_null(1).to_numpy()
+                lengths = lengths if layout.rows is None else lengths[layout.rows]
                 counts[start : start + len(lengths)] = np.maximum(lengths, 1)
         return counts
 
