@@ -67,7 +67,9 @@ class Variant:
         callbacks: callbacks of the training, each a class path with arguments.
         needs: names of the preparations whose folders the words name.
         prefix: text that is removed from the names of its metrics, such as `h2/`, so that variants have equal names.
-        seeds: the first of the claim's seeds that it is trained with; None: all.
+        seeds: number of the claim's seeds, from the first, that it is trained with; None: all.
+        learning_rate_of: name of the variant whose best learning rate it has, without a search of its own; empty for a
+            search.
         probes: what is measured after the training, beside the test; its FLOPs are not those of the method.
     """
 
@@ -77,6 +79,7 @@ class Variant:
     needs: Sequence[str] = ()
     prefix: str = ""
     seeds: int | None = None
+    learning_rate_of: str = ""
     probes: Sequence[Probe] = ()
 
 
@@ -110,8 +113,9 @@ class Budget:
 class Claim:
     """What is claimed, its opponents and their budgets; an attribute `CLAIM` of a file.
 
-    Every variant is trained with the first seed and each learning rate. The rate with the best `metric` of the
-    validation split is that of the other seeds. The test split is read after the training, and selects nothing.
+    Every variant is trained with the first seed and each learning rate, unless it has the rate of another one. The rate
+    with the best `metric` of the validation split is that of the other seeds. The test split is read after the
+    training, and selects nothing.
 
     Args:
         name: name of the file of results, `<name>.jsonl`.

@@ -99,7 +99,7 @@ def _rates(
 ) -> Sequence[float]:
     """Return the learning rates of the runs with a seed; none while they are not known."""
     source = budget.learning_rates_of
-    if source is None and searches:
+    if source is None and searches and not variant.learning_rate_of:
         return claim.learning_rates
     best = best_rate(claim, variant.name, source or budget.name, lines, failed)
     return () if best is None else (best,)
@@ -110,8 +110,9 @@ def best_rate(
 ) -> float | None:
     """Return the learning rate with the best metric of the validation split; None while the search goes on."""
     source = claim.budget(budget).learning_rates_of
-    if source is not None:
-        return best_rate(claim, variant, source, lines, failed)
+    searched = claim.variant(variant).learning_rate_of
+    if source is not None or searched:
+        return best_rate(claim, searched or variant, source or budget, lines, failed)
     measured: dict[float, float] = {}
     finished = {key_of(line): line for line in lines}
     for rate in claim.learning_rates:

@@ -1,13 +1,17 @@
-"""A callback that records what a run costs and what it reaches along the way."""
+"""Callbacks that record what a run costs and what it reaches along the way, and that measure its features."""
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
+from vlightning.callbacks import NearestNeighbourClassification
 from vlightning.callbacks.speed import CountFlops
+from vlightning.commands.evaluate.classification import linear_probe
 
 
 class Recorder(Callback):
@@ -94,3 +98,16 @@ class Recorder(Callback):
         unfinished = self.file.with_suffix(".part")
         unfinished.write_text(json.dumps(record))
         unfinished.replace(self.file)
+
+
+class LinearProbe(NearestNeighbourClassification):
+    """Classify the labeled images of another datamodule by a linear layer, and log accuracies.
+
+    It is the logistic regression on unit features of `vlightning evaluate --protocol linear_probe`, with C = 1. Data,
+    metrics and their names are as in `NearestNeighbourClassification`.
+    """
+
+    def classifier(self, train_features: Tensor, label: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
+        """Return a function of unit features [B, E] to class scores [B, C]."""
+        weight, bias = linear_probe(train_features, label, classes)
+        return lambda features: features.double() @ weight.T + bias

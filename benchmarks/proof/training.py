@@ -154,7 +154,7 @@ class OneRun:
         counted = self._counted()
         steps, interval = self._length(counted)
         lengths = {"epoch": steps / counted.steps, "steps": steps}
-        symbols = {name: name for name in self.texts} | dict(self.claim.variables) | {"configs": "${configs}"}
+        symbols = self._symbols(self.texts)
         words = filled(self.words, symbols, lengths)
         words += [f"--seed_everything={self.run.seed}"]
         config = resolved_config(filled([*words, *self._callbacks(symbols, lengths)], {}))
@@ -187,7 +187,8 @@ class OneRun:
         """Count a step of the training with its real module and data, unless that is done."""
         lengths = {"epoch": 1.0, "steps": 1.0}
         words = filled(self.words, self.texts, lengths)
-        named = words[:-1] if self.run.budget else words  # a learning rate changes no shape
+        # Neither a learning rate nor a seed, which folders are named by, changes a shape.
+        named = filled(self.words[:-1] if self.run.budget else self.words, self._symbols(self.texts), lengths)
         digest = hashlib.sha256(json.dumps([*named, commit()]).encode()).hexdigest()[:12]
         target = self.folders.work / self.claim.name / "counts" / f"{digest}.json"
         if not target.is_file():
@@ -199,6 +200,10 @@ class OneRun:
             shutil.rmtree(scratch, ignore_errors=True)
         counted = json.loads(target.read_text())
         return Counted(counted["flops_of_step"], counted["steps_of_epoch"])
+
+    def _symbols(self, texts: Mapping[str, str]) -> dict[str, str]:
+        """Return texts with the names of folders in place of the folders, which differ between machines and seeds."""
+        return {name: name for name in texts} | dict(self.claim.variables) | {"configs": "${configs}"}
 
     def _length(self, counted: Counted) -> tuple[int, int]:
         """Return the steps of the training, a multiple of the steps between two validations, and those."""
@@ -251,7 +256,7 @@ class OneRun:
         """Train a probe on the last checkpoint, unless that is done; return what it depends on, and its metrics."""
         lengths = {"epoch": float(probe.epochs)}
         texts = self.texts | {"checkpoint": str(last_checkpoint(self.folder))}
-        symbols = {name: name for name in texts} | dict(self.claim.variables) | {"configs": "${configs}"}
+        symbols = self._symbols(texts)
         words = filled(probe.words, symbols, lengths)
         config = resolved_config(filled(words, {}))
         folder = self.folder / f"probe_{probe.name}"

@@ -94,9 +94,18 @@ class NearestNeighbourClassification(ImageClassification):
 
         train_features, label = self._training_features(trainer, features)
         classes = max(int(getattr(self.data, "num_classes", 0)), int(label.max()) + 1)
-        return lambda image: nearest_neighbours(
-            features(image), train_features, label, classes, self.k, self.temperature
-        )
+        scores = self.classifier(train_features, label, classes)
+        return lambda image: scores(features(image))
+
+    def classifier(self, train_features: Tensor, label: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
+        """Return a function of unit features [B, E] to class scores [B, C].
+
+        Args:
+            train_features: unit features [M, E] of the training images.
+            label: their labels, long [M].
+            classes: number of classes C.
+        """
+        return lambda features: nearest_neighbours(features, train_features, label, classes, self.k, self.temperature)
 
     def _training_features(self, trainer: Trainer, features: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
         """Return features [M, E] and labels [M] of all training images of all processes."""

@@ -5,10 +5,12 @@ import json
 import threading
 
 import pytest
+import torch
 from proof.claim import Run, load_claim
 from proof.driver import Driver
 from proof.hashes import code_hash, config_hash
 from proof.plan import DONE, Folders
+from proof.recording import LinearProbe
 from proof.results import append_line, key_of, only_process, read_lines
 from proof.tables import out_of_date
 from proof.training import rounded
@@ -16,6 +18,8 @@ from proof.training import rounded
 from support.project.sources import ROOT
 from support.proof import drawn
 from support.runs.fork_server import fork_context
+from vlightning.commands.evaluate.classification import linear_probe
+from vlightning.datamodules import ShapeClassesDataModule
 
 CLAIMS = {name: str(ROOT / f"tests/support/proof/{name}.py") for name in ("drawn", "faulty")}
 
@@ -112,6 +116,16 @@ def test_a_failing_run_is_logged_and_a_killed_one_ends_as_the_uninterrupted_one(
     assert killed["steps"] == uninterrupted["steps"]
     output = (folders.of(Run("faulty", "killed", "equal FLOPs", 0.05, 0)) / "output.txt").read_text()
     assert output.count("--ckpt_path=") == 1  # of the second try
+
+
+def test_the_linear_probe_is_that_of_the_command():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.nn.functional.normalize(torch.randn(60, 5, generator=generator), dim=1)
+    label = features[:, :3].argmax(1)
+    weight, bias = linear_probe(features, label, 3)
+    scores = LinearProbe(ShapeClassesDataModule()).classifier(features, label, 3)(features[:7])
+    torch.testing.assert_close(scores, features[:7].double() @ weight.T + bias)
+    assert (scores.argmax(1) == label[:7]).float().mean() > 0.8
 
 
 def test_what_was_measured_with_the_present_code_is_up_to_date(lines):

@@ -65,6 +65,19 @@ def test_the_learning_rate_is_that_of_the_validation_split_and_not_of_the_test()
     assert seeds == [Run("drawn", "labels", "equal FLOPs", 0.1, 1)]
 
 
+def test_a_variant_with_the_learning_rate_of_another_has_no_search():
+    import dataclasses
+
+    variants = (Variant("labels"), Variant("KD", learning_rate_of="labels"))
+    claim = dataclasses.replace(drawn.CLAIM, learning_rates=(0.05, 0.1), variants=variants)
+    searched = [line("labels", 0, 1.0, rate, chosen_by=rate) for rate in (0.05, 0.1)]
+    assert {run.variant for _, run in planned(claim, searched[:1])} == {"labels"}
+    runs = [run for _, run in planned(claim, searched) if run.variant == "KD"]
+    assert runs == [Run("drawn", "KD", "equal FLOPs", 0.1, seed) for seed in (0, 1)]
+    rows = table(claim, [*searched, line("KD", 0, 3.0, 0.1)], claim.budgets[0])
+    assert rows[3].startswith("| KD | 3.00 | +2.00 |")
+
+
 def test_a_budget_like_another_shows_the_runs_of_that_one():
     import dataclasses
 
