@@ -292,11 +292,15 @@ def _mmlg(module: Any, networks: dict[str, Any]) -> Method:
 def _mobileclip(module: Any, networks: dict[str, Any]) -> Method:
     hparams = module.hparams
     kinds = 2 if hparams["captions"] == "both" else 1
-    width, teachers = _width(module.student), len(module.teachers.dims) if module.teacher.distillation_weight else 0
+    width = _width(module.student)
+    dims = module.teachers.dims if module.teacher.distillation_weight else []
+    if dims and module.teacher.distilled is not None:
+        dims = [dims[number] for number in module.teacher.distilled]
+    teachers = len(dims)
     return Method(
         moments=2,
         features=(1 + kinds) * width * FLOAT,
-        keys=(1 + kinds) * sum(module.teachers.dims) * FLOAT if teachers else 0,
+        keys=(1 + kinds) * sum(dims) * FLOAT,
         ids=0,
         counts=0,
         tables=clip_tables(2 * kinds, teachers),

@@ -1,4 +1,4 @@
-r"""Descendants of MM-LG, of TLEG and He-LG, and from scratch: retrieval after equal activation and fine-tuning.
+r"""Descendants of MM-LG, of TLEG and He-LG, and of random weights: retrieval after equal activation and fine-tuning.
 
     python benchmarks/mmlg_table.py runs/mmlg --train train.parquet --validation validation.parquet \
         --test test.parquet --attributes color label gender
@@ -26,7 +26,7 @@ SIZES = {"towers.width": 128, "towers.heads": 4, "towers.embed_dim": 128, "visio
 STUDENTS = {"MM-LG": "MM-LG", "TLEG": "TLEG", "He-LG": "plain"}
 """Student that each method's learngene is extracted from."""
 ROWS: dict[str, tuple[str | None, str, tuple[int, ...]]] = {
-    "scratch": (None, "both", (12, 6)),
+    "random weights": (None, "both", (12, 6)),
     "He-LG": ("He-LG", "both", (12, 6)),
     "TLEG": ("TLEG", "both", (12, 6)),
     "MM-LG": ("MM-LG", "both", (12, 6)),

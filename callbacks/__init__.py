@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .queue import FeatureQueue as FeatureQueue
     from .queue import QueueCallback as QueueCallback
     from .speed import SpeedMonitor as SpeedMonitor
+    from .speed import StarvedStepWarning as StarvedStepWarning
     from .starting_point import StartingPoint as StartingPoint
     from .step_seed import StepSeedCallback as StepSeedCallback
     from .stopping import StopOnSignal as StopOnSignal
@@ -81,7 +82,7 @@ _NAMES = {
     "optimizer_step": ("OptimizerStepCallback",),
     "progress": ("ProgressLines",),
     "queue": ("FeatureQueue", "QueueCallback"),
-    "speed": ("SpeedMonitor",),
+    "speed": ("SpeedMonitor", "StarvedStepWarning"),
     "starting_point": ("StartingPoint",),
     "step_seed": ("StepSeedCallback",),
     "stopping": ("StopOnSignal",),

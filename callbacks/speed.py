@@ -1,10 +1,13 @@
-"""Samples per second, operations of a training step, and their share of a device's highest rate."""
+"""Samples per second, operations of a step and their share of a device's highest rate, and steps without processors."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -13,8 +16,9 @@ from torch.utils.flop_counter import flop_registry
 from typing_extensions import override
 
 from ..common.gpus import gpu_of_device
+from ..common.messages import warn
 from ..common.private_api import DispatchMode, compiles_itself, steps_taken
-from ..common.ranges import POSITIVE, CheckedArguments
+from ..common.ranges import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, CheckedArguments
 
 
 class CountFlops(DispatchMode):
@@ -234,3 +238,84 @@ class SpeedMonitor(CheckedArguments, Callback):
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._speed.go_on()
+
+
+class ThreadTimes(NamedTuple):
+    """What the threads of this process did.
+
+    Attributes:
+        ran: seconds on a processor.
+        waited: seconds in which they could have run, but had no processor.
+    """
+
+    ran: float
+    waited: float
+
+
+def thread_times() -> dict[str, ThreadTimes]:
+    """Return the times of each thread of this process by its number, from Linux' `schedstat`; empty elsewhere."""
+    times = {}
+    for thread in Path("/proc/self/task").glob("*/schedstat"):
+        with suppress(OSError):  # the thread has ended
+            ran, waited = thread.read_text(encoding="ascii").split()[:2]
+            times[thread.parent.name] = ThreadTimes(int(ran) / 1e9, int(waited) / 1e9)
+    return times
+
+
+class StarvedStepWarning(CheckedArguments, Callback):
+    """Warn once if threads wait for processors in training steps, since other work occupies them.
+
+    Threads that share a step wait for the slowest of them, so that a step may take many times as long where each of
+    them waits a third of its time. Waits for data, a device or other processes do not count, nor do validations.
+    Times are read at a logged step, on Linux only.
+
+    Args:
+        share: smallest share of waiting in the time that the threads run or wait, which is reported.
+        seconds: least time between two readings, in seconds.
+
+    Raises:
+        UserError: If the share is not above 0 and at most 1, or the time is negative.
+    """
+
+    def __init__(
+        self, share: Annotated[float, POSITIVE_SHARE] = 0.25, seconds: Annotated[float, NOT_NEGATIVE] = 30.0
+    ) -> None:
+        self.share = share
+        self.seconds = seconds
+        self._warned = False
+        self._read()
+
+    def _read(self) -> None:
+        self._before = thread_times()
+        self._since = monotonic()
+
+    @override
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._read()
+
+    @override
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        interval: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logs = interval and (steps_taken(trainer) + 1) % interval == 0
+        if self._warned or not logs or monotonic() - self._since < self.seconds:
+            return
+        before = self._before
+        self._read()
+        common = before.keys() & self._before.keys()
+        ran = sum(self._before[thread].ran - before[thread].ran for thread in common)
+        waited = sum(self._before[thread].waited - before[thread].waited for thread in common)
+        if waited and waited >= self.share * (ran + waited):
+            self._warned = True
+            share = waited / (ran + waited)
+            warn(
+                f"The threads of this process waited for a processor for {share:.0%} of their time in the last steps: "
+                f"{os.getloadavg()[0]:.1f} threads want the {os.cpu_count()} processors. Threads that "
+                "wait for one another make small steps many times slower: stop the other work, or start with "
+                "OMP_WAIT_POLICY=passive."
+            )
+
+    @override
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._read()

@@ -43,7 +43,7 @@ def keep(value: Any) -> Any:
         UserError: If two URLs of the settings differ in their secrets only.
     """
     urls = dict[str, str]()
-    for url in _texts(value):
+    for url in texts_in(value):
         if (name := hidden(url)) != url and urls.setdefault(name, url) != url:
             raise UserError(
                 f"Expected one user and query of {name!r}, got two, which the files of a run could not tell apart: "
@@ -93,14 +93,14 @@ def _is_url(text: str) -> bool:
     return _START.match(text) is not None
 
 
-def _texts(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     """Return the texts in nested settings."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, argparse.Namespace):
         value = vars(value)
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [text for part in parts for text in _texts(part)]
+    return [text for part in parts for text in texts_in(part)]
 
 
 def _folder(url: str) -> str:

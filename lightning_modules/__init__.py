@@ -6,6 +6,7 @@ Another package names its methods as entry points of the group `vlightning.metho
 command line then finds them as it finds the methods of this package.
 """
 
+from collections.abc import Collection
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,20 @@ def load_all() -> None:
     _LAZY.load_all()
     for entry in installed():
         _load(entry)
+
+
+def load_named(names: Collection[Any]) -> None:
+    """Import the classes among `names`, so that a command line finds them without the libraries of other methods.
+
+    Raises:
+        UserError: If a named method of another package cannot be imported.
+    """
+    for name in _LAZY.modules:
+        if name in names:
+            _LAZY.get(name)
+    for entry in installed():
+        if entry.attr in names:
+            _load(entry)
 
 
 def installed() -> list[EntryPoint]:

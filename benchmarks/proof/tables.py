@@ -58,7 +58,8 @@ def table(claim: Claim, lines: Sequence[Line], budget: Budget) -> list[str]:
             cells.append("" if name == claim.level_of else factor(claim.metric, found, runs.get(claim.level_of, [])))
         cells.append(f"{statistics.mean(line['flops'] for line in found) / 1e12:,.1f}")
         cells.append(f"{sum(found[0]['once'].values()) / 1e12:,.1f}")
-        cells.append(f"{statistics.median(line['cpu_seconds'] for line in found):,.0f}")
+        seconds = [line["cpu_seconds"] for line in found if "cpu_seconds" in line]  # not measured in the first runs
+        cells.append(f"{statistics.median(seconds):,.0f}" if seconds else "")
         cells.append(f"{found[0]['learning_rate']:g}")
         cells.append(", ".join(str(line["seed"]) for line in found))
         rows.append(f"| {' | '.join(cells)} |")

@@ -31,9 +31,9 @@ def run(args: list[str] | None, words: list[str]) -> None:
     """
     silence_noise()
     with readable_errors(debug="--debug" in words):
-        callbacks.load_all()  # so that YAML can name callbacks and modules without a module path
-        lightning_modules.load_all()
+        callbacks.load_all()  # so that YAML can name callbacks without a module path
         if words and (folder := COMMANDS.get(words[0])):
+            lightning_modules.load_all()
             module = import_module(f"...{folder}.command", __name__)
             message = getattr(module, f"run_{words[0]}")([word for word in words[1:] if word != "--debug"])
             sys.stdout.write("".join(f"{shown(line)}\n" for line in message.split("\n")))

@@ -7,7 +7,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint, ProgressBar, ThroughputMonitor
 from lightning.pytorch.plugins import CheckpointIO
 
-from ...callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, SpeedMonitor, StopOnSignal
+from ...callbacks import AtomicCheckpointIO, SkipNonFiniteSteps, SpeedMonitor, StarvedStepWarning, StopOnSignal
 from ...callbacks.progress_bar import progress_of_output
 from .run_report import RunReport
 
@@ -34,6 +34,7 @@ def with_defaults(config: dict[str, Any], checkpoints: Sequence[Callback]) -> tu
         (config.get("enable_progress_bar") is not False, ProgressBar, progress_of_output),
         (logs, LearningRateMonitor, lambda: LearningRateMonitor(logging_interval="step")),
         (logs, (SpeedMonitor, ThroughputMonitor), SpeedMonitor),
+        (True, StarvedStepWarning, StarvedStepWarning),
         (True, SkipNonFiniteSteps, SkipNonFiniteSteps),
         (checkpointing, StopOnSignal, StopOnSignal),
         (True, RunReport, RunReport),

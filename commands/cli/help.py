@@ -64,6 +64,11 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
         return super().parse_args(args, *rest, **kwargs)
 
     @override
+    def dump(self, *args: Any, **kwargs: Any) -> str:
+        # A fit dumps its configuration three times; three quarters of each would check again what was parsed.
+        return str(super().dump(*args, **(kwargs | {"skip_validation": True})))
+
+    @override
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         if shows_one_class(self):
             self.usage = SUPPRESS

@@ -11,13 +11,13 @@ from jsonargparse import ArgumentError
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
-from ... import datamodules  # noqa: F401, so that its classes have short names
+from ... import datamodules, lightning_modules  # noqa: F401, so that the classes of `datamodules` have short names
 from ...callbacks.compile import COMPILE_HELP, CompileMode, compiling
 from ...callbacks.distributed.strategy import check_strategy
 from ...common.errors import UserError
 from ...common.messages import say
 from ...common.shown import VARIABLE
-from ...common.urls import keep, masked
+from ...common.urls import keep, masked, texts_in
 from . import defaults, mistakes, run_folder
 from .checkpoints import BestCheckpoint, LastCheckpoint, TypedOptimizerOptions
 from .command_line import as_config, read_command_line
@@ -28,6 +28,7 @@ from .lost_processes import lost_processes_reported
 from .run_config import SaveRunConfig
 from .run_report import report_results
 from .saved_run import merge, read_saved_run, report_overrides
+from .typed_values import Typed
 
 
 class VLightningCLI(LightningCLI):
@@ -60,6 +61,7 @@ class VLightningCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line, with the hyper-parameters of the checkpoint, if any, as the first config file."""
         self.typed = typed = read_command_line(self.words)
+        _load_methods(typed)
         subparser = subcommand_parsers(parser).get(str(typed.subcommand), parser)
         mistakes.check_help(typed, subparser)
         path = run_folder.find_checkpoint(typed)
@@ -70,6 +72,7 @@ class VLightningCLI(LightningCLI):
             self.config = parser.parse_args(typed.args)
             mistakes.check_sections(self.config[self.config.subcommand])
         except ArgumentError as error:
+            lightning_modules.load_all()  # messages name the nearest class
             raise UserError(mistakes.explain(error, typed, subparser)) from error
 
     @usage_errors()
@@ -133,6 +136,18 @@ class VLightningCLI(LightningCLI):
 
     validate = partialmethod(_evaluate, "validate")
     test = partialmethod(_evaluate, "test")
+
+
+def _load_methods(typed: Typed) -> None:
+    """Import the methods that the command line names, or all of them for a help and where it names no known one.
+
+    A checkpoint names its class with the module path, which is imported when it is read.
+    """
+    lightning_modules.load_named({value for source in typed.sources for value in texts_in(source.tree)})
+    name = typed.lookup("model.class_path")
+    is_known = typed.is_given("ckpt_path") if name is None else "." in str(name) or name in lightning_modules.__all__
+    if not is_known or any(word.partition("=")[0].endswith(("help", "-h")) for word in typed.words):
+        lightning_modules.load_all()
 
 
 def open_cli(args: list[str] | None, kind: type[VLightningCLI] | None = None) -> VLightningCLI:

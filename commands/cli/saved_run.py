@@ -8,8 +8,11 @@ checkpoint after the command line, so that `--ckpt_path x --model.dim 99` trains
 import inspect
 import math
 import pickle
+import pickletools
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -143,14 +146,24 @@ def _kept_best(checkpoint: Path) -> _Best | None:
 
 
 def step_of(checkpoint: Path) -> int:
-    """Return the number of optimizer steps before a checkpoint."""
-    return int(_plain_content(checkpoint)["global_step"])
+    """Return the number of optimizer steps before a checkpoint, of which no more is read: Lightning writes it first."""
+    with zipfile.ZipFile(_file_of(checkpoint)) as archive:
+        content = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
+        with archive.open(content) as stream:
+            written = islice(pickletools.genops(stream), 50)
+            values = [argument for operation, argument, _ in written if "PUT" not in operation.name]  # no references
+    if "global_step" not in values:
+        return int(_plain_content(checkpoint)["global_step"])
+    return int(values[values.index("global_step") + 1])
 
 
 def _plain_content(checkpoint: Path) -> Any:
     """Return the content of a checkpoint, whose tensors stay on the disk; that of a sharded one has no weights."""
-    path = checkpoint / METADATA if checkpoint.is_dir() else checkpoint
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return torch.load(_file_of(checkpoint), map_location="cpu", weights_only=True, mmap=True)
+
+
+def _file_of(checkpoint: Path) -> Path:
+    return checkpoint / METADATA if checkpoint.is_dir() else checkpoint
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """Start of the command line: what needs no torch is answered before torch is imported, which takes seconds."""
 
+import os
 import sys
 from importlib.metadata import version
 
@@ -140,6 +141,16 @@ def answer(words: list[str]) -> str | None:
     return None
 
 
+def let_threads_sleep() -> None:
+    """Let threads that wait for one another sleep in place of spinning, where other work wants the processors.
+
+    A thread that spins takes the time of the one that it waits for: docs/performance.md has the figures. An idle
+    machine keeps the default of torch's OpenMP, which reads the variable when torch is imported.
+    """
+    if os.getloadavg()[0] >= (os.cpu_count() or 1) / 2:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+
 def main(args: list[str] | None = None) -> None:
     """Run the command line.
 
@@ -153,6 +164,8 @@ def main(args: list[str] | None = None) -> None:
     if (text := answer(words)) is not None:
         sys.stdout.write(text)
         return
+    if "torch" not in sys.modules:
+        let_threads_sleep()
     from .commands import run
 
     run(args, words)

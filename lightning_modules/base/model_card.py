@@ -110,10 +110,12 @@ def tokenizer_of_data(datamodule: Any | None) -> str | None:
 
     None if the datamodule has no tokenizer of the `tokenizers` library.
     """
-    backend = getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
-    if backend is None:
-        return None
-    return to_json(backend)
+    backend = _backend_of(datamodule)
+    return None if backend is None else to_json(backend)
+
+
+def _backend_of(datamodule: Any | None) -> Any | None:
+    return getattr(getattr(datamodule, "tokenizer", None), "backend_tokenizer", None)
 
 
 @dataclass
@@ -124,13 +126,15 @@ class Provenance:
         checkpoint: the checkpoint without weights and states; empty if the weights are of no checkpoint.
         run: folder of the checkpoint's run.
         training: the training of a run that ended, or of an export.
-        tokenizer_json: the tokenizer of such a run or export, as JSON text.
+        tokenizer_json: the tokenizer of an export, as JSON text.
+        tokenizer: that of such a run, as the `tokenizers` library has it.
     """
 
     checkpoint: dict[str, Any] = field(default_factory=dict)
     run: Path | None = None
     training: Training | None = None
     tokenizer_json: str | None = None
+    tokenizer: Any | None = None
 
     @classmethod
     def of_checkpoint(cls, content: Mapping[str, Any], run: Path | None = None) -> "Provenance":
@@ -143,7 +147,7 @@ class Provenance:
     @classmethod
     def of_run(cls, module: LightningModule) -> "Provenance":
         """Keep the training and the tokenizer of the run that a module is attached to."""
-        return cls(training=Training.of_run(module), tokenizer_json=tokenizer_of_data(datamodule_of(module)))
+        return cls(training=Training.of_run(module), tokenizer=_backend_of(datamodule_of(module)))
 
     def training_of(self, module: LightningModule) -> Training:
         """Return the training of a module's weights."""
@@ -157,6 +161,8 @@ class Provenance:
     def tokenizer_of(self, module: LightningModule) -> str | None:
         """Return the tokenizer of the run, else of the source of the weights, as JSON text; None without one."""
         tokenizer_json = tokenizer_of_data(datamodule_of(module)) or self.tokenizer_json
+        if tokenizer_json is None and self.tokenizer is not None:  # not written at each fit's end, only for an export
+            return to_json(self.tokenizer)
         if tokenizer_json is None:
             expected = expected_tokenizer_of(module)
             return saved_tokenizer(self.checkpoint, expected)[0] if self.checkpoint or expected else None

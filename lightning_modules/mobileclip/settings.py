@@ -51,6 +51,8 @@ class TeacherSettings(SettingsGroup, option="teacher"):
             768 both.
         scales: factor of each teacher's cosines, 1 / temperature; None means those in `manifest.json`, else 100 each
             (DataCompDR; DFNDR: 70 and 60).
+        distilled: numbers of the stored teachers that are distilled, counted from 0 in the order of their embeddings;
+            None means all.
         models: published models that embed each batch online, in place of stored embeddings, each with its scale:
             pairs need no reinforcement then. They take the student's images, resized and normalized, and its token
             ids or, with another tokenizer, the real captions by their own. The checkpoint holds their fingerprint
@@ -62,6 +64,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
     distillation_weight: Annotated[float, SHARE] = 1.0
     dims: Annotated[list[int] | None, COUNT] = None
     scales: Annotated[list[float] | None, POSITIVE] = None
+    distilled: Annotated[list[int] | None, NOT_NEGATIVE] = None
     models: list[Teacher] | None = None
     mask_same_text: bool = True
 
@@ -72,11 +75,16 @@ class TeacherSettings(SettingsGroup, option="teacher"):
     def __post_init__(self) -> None:
         if self.distillation_weight > 0 and self.dims is not None and not self.dims:
             raise UserError("Expected a teacher to distill from, got no teacher.dims: give the dimension of each.")
-        if self.models is not None and (not self.models or self.dims is not None or self.scales is not None):
+        if self.distilled is not None and len(set(self.distilled)) != max(1, len(self.distilled)):
             raise UserError(
-                "Expected teacher.models that state their own scales, got "
-                f"{'teacher.dims or teacher.scales beside them' if self.models else 'none'}: leave one out, or set it "
-                "to null."
+                f"Expected different numbers of stored teachers as teacher.distilled, got {self.distilled}: give each "
+                "once, as in [0], or null for all."
+            )
+        of_stored = [name for name in ("dims", "scales", "distilled") if getattr(self, name) is not None]
+        if self.models is not None and (not self.models or of_stored):
+            raise UserError(
+                "Expected teacher.models without settings of stored teachers, got "
+                f"{f'teacher.{of_stored[0]} beside them' if self.models else 'none'}: leave one out, or set it to null."
             )
 
 

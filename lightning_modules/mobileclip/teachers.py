@@ -38,12 +38,12 @@ Targets = dict[str, list[PairFeatures]]
 
 
 class StoredTeachers:
-    """Teachers whose embeddings, one teacher after another, are in the batches.
+    """Teachers whose embeddings, one teacher after another, are in the batches; all or some of them are distilled.
 
     Their dimensions and scales are those of the settings, else of the data, else of DataCompDR.
 
     Args:
-        settings: dimensions and scales.
+        settings: dimensions and scales, and the numbers of those that are distilled.
 
     Raises:
         UserError: If the numbers of dimensions and scales differ.
@@ -89,12 +89,28 @@ class StoredTeachers:
         width = getattr(datamodule, "teacher_width", None)
         if width is not None:
             self._check_width(width)
+        self.distilled()
+
+    def distilled(self) -> list[int]:
+        """Return the numbers of the teachers that are distilled, in the order of the settings.
+
+        Raises:
+            UserError: If one of them is not stored.
+        """
+        stored = range(len(self.dims))
+        numbers = list(stored) if self.settings.distilled is None else self.settings.distilled
+        if not set(numbers) <= set(stored):
+            raise UserError(
+                f"Expected numbers of the {len(self.dims)} stored teachers, from 0 to {len(self.dims) - 1}, as "
+                f"teacher.distilled, got {numbers}: correct model.teacher.distilled."
+            )
+        return numbers
 
     def targets(self, batch: Mapping[str, Tensor], captions: Mapping[str, Tensor]) -> Targets:
-        """Return each teacher's features of the pairs, gathered in the data's precision.
+        """Return the features of the pairs by each distilled teacher, gathered in the data's precision.
 
         Args:
-            batch: the training batch with the stored embeddings [b, D].
+            batch: the training batch with the stored embeddings [b, D] of all teachers.
             captions: token ids [b, L] by kind.
 
         Raises:
@@ -108,8 +124,16 @@ class StoredTeachers:
                 "reinforced data, name model.teacher.models, or set model.teacher.distillation_weight to 0."
             )
         self._check_width(batch[TEACHER_IMAGE].shape[1])
-        texts = {kind: batch[TEACHER_TEXTS[kind]] for kind in captions}
-        return _gathered(batch[TEACHER_IMAGE], texts, self.dims, self.scales)
+        numbers = self.distilled()
+
+        def distilled(embeddings: Tensor) -> Tensor:
+            of_teachers = embeddings.split(list(self.dims), 1)
+            return torch.cat([of_teachers[number] for number in numbers], 1)
+
+        texts = {kind: distilled(batch[TEACHER_TEXTS[kind]]) for kind in captions}
+        dims = [self.dims[number] for number in numbers]
+        scales = [self.scales[number] for number in numbers]
+        return _gathered(distilled(batch[TEACHER_IMAGE]), texts, dims, scales)
 
     def _check_width(self, width: int) -> None:
         if width != sum(self.dims):

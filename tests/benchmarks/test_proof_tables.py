@@ -44,6 +44,12 @@ def test_a_table_has_means_deviations_paired_intervals_and_costs():
     ]
 
 
+def test_lines_without_cpu_seconds_have_an_empty_cell():
+    lines = [{name: value for name, value in each.items() if name != "cpu_seconds"} for each in LINES]
+    rows = table(drawn.CLAIM, [*lines[:3], LINES[3]], drawn.CLAIM.budgets[0])
+    assert [row.split(" | ")[5] for row in rows[2:]] == ["", "10"]
+
+
 def test_pairs_are_the_common_seeds_and_a_single_one_has_no_interval():
     rows = table(drawn.CLAIM, [*LINES[1:3], LINES[4]], drawn.CLAIM.budgets[0])
     assert rows == []  # the search of the first seed is not finished

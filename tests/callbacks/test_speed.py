@@ -1,6 +1,10 @@
 """The share of a device's highest rate that a training reaches."""
 
 import csv
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,8 @@ from torch.utils.flop_counter import flop_registry
 
 from support.methods.tiny import TinyData, TinyModel
 from support.runs.command_line import run, tiny_config
-from vlightning.callbacks import CompileCallback, SpeedMonitor, speed
-from vlightning.callbacks.speed import CountFlops, peak_flops
+from vlightning.callbacks import CompileCallback, SpeedMonitor, StarvedStepWarning, speed
+from vlightning.callbacks.speed import CountFlops, ThreadTimes, peak_flops, thread_times
 
 SAMPLE = 2 * (2 * 3 * 5) + 3 * (2 * 5)
 """Operations of a sample in layers of 3 x 5 and 5 x 1 weights: the gradient of the input is not computed."""
@@ -165,3 +169,48 @@ def test_a_convolution_costs_three_times_its_forward_pass_with_any_number_of_gro
         loss.backward()
     assert forward.flops > 0
     assert backward.flops == 2 * forward.flops
+
+
+def starved(monkeypatch, capsys, *readings, **options) -> str:
+    """Warnings of a fit of four steps, two epochs with validations, in which the times of threads are these."""
+    left = iter(readings)
+    monkeypatch.setattr(speed, "thread_times", lambda: next(left))
+    fit(TinyModel(), StarvedStepWarning(0.25, seconds=0), limit_train_batches=2, log_every_n_steps=1, **options)
+    assert next(left, None) is None
+    return capsys.readouterr().err
+
+
+def test_steps_that_wait_for_a_processor_are_reported_once(monkeypatch, capsys):
+    none, much, more = ({"1": ThreadTimes(ran, waited)} for ran, waited in ((1, 1), (3.8, 2.2), (4, 9)))
+    # Read by the constructor, after the sanity check, at the start and after a step; after the warning by validations.
+    printed = starved(monkeypatch, capsys, none, none, none, much, more, more)
+    assert printed.count("waited for a processor for 30% of their time") == 1
+    assert "start with OMP_WAIT_POLICY=passive" in printed
+
+
+def test_validations_and_threads_that_end_or_begin_do_not_count(monkeypatch, capsys):
+    idle = {"1": ThreadTimes(1, 1)}
+    other = {"1": ThreadTimes(4, 1.9), "2": ThreadTimes(0, 50)}
+    after = {"1": ThreadTimes(4, 99)}  # of the validation
+    last = {"1": ThreadTimes(9, 99)}
+    readings = [*[idle] * 3, other, other, after, *[last] * 3]
+    assert starved(monkeypatch, capsys, *readings) == ""
+
+
+@pytest.mark.skipif(not thread_times(), reason="the system does not count what threads wait")
+def test_a_thread_beside_another_one_on_one_processor_waits_half_of_its_time(monkeypatch):
+    processors = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(processors)})
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        before = thread_times()[str(os.getpid())]
+        end = time.process_time() + 0.5
+        while time.process_time() < end:
+            pass
+        after = thread_times()[str(os.getpid())]
+    finally:
+        busy.kill()
+        busy.wait()
+        os.sched_setaffinity(0, processors)
+    assert after.ran - before.ran >= 0.4
+    assert after.waited - before.waited > 0.25 * (after.ran - before.ran)

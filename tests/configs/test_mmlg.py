@@ -160,3 +160,34 @@ def test_the_papers_other_classifications_differ_in_their_data_alone(name, class
         "init_args.num_classes"
     }
     assert (other["trainer"]["max_epochs"], other["checkpoint"]) == (500, cifar["checkpoint"])
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "components"),
+    [
+        ("activate_tleg", "extract_tleg", "both"),
+        ("activate_he_lg", "pt_ft", "both"),
+        ("activate_without_mm", "extract", "unimodal"),
+        ("activate_only_mm", "extract", "multimodal"),
+    ],
+)
+def test_baselines_and_ablations_are_activated_like_a_descendant_from_the_run_that_is_named(name, file, components):
+    base, activate, extract, own = (ROOT / f"configs/mmlg/{each}.yaml" for each in ("extract", "activate", file, name))
+    activated, other = compose(base, activate), compose(base, activate, own)
+    source = compose(base) if file == "extract" else compose(base, extract)
+    assert (other["model"], other["data"]) == (activated["model"], activated["data"])
+    (expansion,) = other["trainer"]["callbacks"]
+    assert expansion["init_args"]["components"] == components
+    assert expansion["init_args"]["file"] == f"runs/{source['trainer']['logger']['init_args']['name']}"
+    assert other["trainer"]["logger"]["init_args"]["name"] == f"mmlg_{name}"
+    assert any(each["class_path"].endswith("LearngeneWriter") for each in source["trainer"]["callbacks"])
+
+
+def test_tleg_and_scratch_differ_in_one_setting_from_what_they_are_added_to():
+    for base, part, setting in (
+        ("extract", "extract_tleg", ("init_args.student", "TLEG")),
+        ("retrieval_flickr30k", "retrieval_scratch", ("init_args.weights", None)),
+    ):
+        files = [ROOT / f"configs/mmlg/{name}.yaml" for name in (base, part)]
+        before, after = flat(compose(files[0])["model"]), flat(compose(*files)["model"])
+        assert [(name, value) for name, value in after.items() if value != before[name]] == [setting]

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback
 
 from support.runs.command_line import run, tiny_config
+from vlightning.commands.cli.saved_run import step_of
 
 
 class SavedSteps(Callback):
@@ -221,3 +222,15 @@ def test_a_run_that_resumes_under_its_old_name_may_keep_fewer_checkpoints():
     ran = fit("--ckpt_path=earlier/checkpoints/last.ckpt", "--checkpoint.save_top_k=1")
     assert ran.status == 0, ran.err
     assert set(saved()) == {"best-step6.ckpt", "last.ckpt"}
+
+
+@pytest.mark.parametrize("step", [0, 255, 70_000, 2**40])
+def test_the_step_of_a_checkpoint_is_read_without_the_rest(step: int, monkeypatch: pytest.MonkeyPatch):
+    torch.save({"epoch": 3, "global_step": step, "state_dict": {"weight": torch.ones(2)}}, "some.ckpt")
+    monkeypatch.setattr(torch, "load", None)
+    assert step_of(Path("some.ckpt")) == step
+
+
+def test_the_step_is_found_wherever_it_was_written():
+    torch.save({"state_dict": {str(number): torch.ones(1) for number in range(50)}, "global_step": 7}, "some.ckpt")
+    assert step_of(Path("some.ckpt")) == 7

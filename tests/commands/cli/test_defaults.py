@@ -8,6 +8,7 @@ from vlightning.callbacks import (
     ProgressLines,
     SkipNonFiniteSteps,
     SpeedMonitor,
+    StarvedStepWarning,
     StopOnSignal,
 )
 from vlightning.callbacks.progress_bar import OneLineProgressBar, progress_of_output
@@ -22,8 +23,8 @@ def added(**config: object) -> list[type]:
 
 
 def test_the_defaults():
-    kinds = [ProgressLines, LearningRateMonitor, SpeedMonitor, SkipNonFiniteSteps, StopOnSignal, RunReport]
-    assert added() == [*kinds, BestCheckpoint, LastCheckpoint]
+    kinds = [ProgressLines, LearningRateMonitor, SpeedMonitor, StarvedStepWarning, SkipNonFiniteSteps, StopOnSignal]
+    assert added() == [*kinds, RunReport, BestCheckpoint, LastCheckpoint]
 
 
 def test_a_bar_is_for_terminals_that_can_redraw_a_line(monkeypatch):
@@ -40,7 +41,7 @@ def test_a_default_steps_back_for_one_of_its_kind_and_for_a_switch():
     assert LearningRateMonitor not in added(logger=False)
     assert SpeedMonitor not in added(logger=False)
     assert SpeedMonitor not in added(callbacks=ThroughputMonitor(len))
-    left = [ProgressLines, LearningRateMonitor, SpeedMonitor, SkipNonFiniteSteps, RunReport]
+    left = [ProgressLines, LearningRateMonitor, SpeedMonitor, StarvedStepWarning, SkipNonFiniteSteps, RunReport]
     assert added(enable_checkpointing=False) == left
     assert SkipNonFiniteSteps not in added(callbacks=SkipNonFiniteSteps(3))
     assert StopOnSignal not in added(callbacks=StopOnSignal(requeue=False))

@@ -14,7 +14,7 @@ from support.runs.command_line import run
 from vlightning.commands.cli.command_line import SUBCOMMANDS
 from vlightning.commands.cli.commands import COMMANDS as OWN
 from vlightning.commands.cli.listing import COMMANDS, configs, methods
-from vlightning.commands.cli.start import LISTS, OPTIONS
+from vlightning.commands.cli.start import LISTS, OPTIONS, let_threads_sleep
 
 ROOT = Path(__file__).resolve().parents[3]
 ASKED = """
@@ -130,3 +130,38 @@ def test_completed_options_exist():
         for name in names.split():
             shown = run(name, "--help").out
             assert not [option for option in options.split() if option not in shown], name
+
+
+@pytest.mark.parametrize(
+    ("words", "all_methods"),
+    [
+        ("--config=configs/cocord/quickstart.yaml --print_config", False),
+        ("--config=configs/mobileclip/quickstart.yaml --model.dim=1", True),  # the message names what is near
+        ("--model.help=CoCoRDModule", True),
+        ("--model=CoCoRDModul", True),
+        ("--help", True),
+    ],
+)
+def test_a_fit_imports_other_methods_than_it_names_for_a_help_and_a_message_only(words, all_methods, monkeypatch):
+    calls = []
+    monkeypatch.setattr(vlightning.lightning_modules, "load_all", lambda: calls.append(words))
+    run("fit", *words.split())
+    assert bool(calls) == all_methods
+
+
+def test_named_methods_are_imported_alone(monkeypatch):
+    names = []
+    monkeypatch.setattr(vlightning.lightning_modules._LAZY, "get", names.append)
+    vlightning.lightning_modules.load_named({"CoCoRDModule", "CoCaCaptioner", "resnet8"})
+    assert sorted(names) == ["CoCaCaptioner", "CoCoRDModule"]
+
+
+@pytest.mark.parametrize(
+    ("load", "given", "policy"), [(0.9, None, None), (1.0, None, "passive"), (1.0, "active", "active")]
+)
+def test_threads_sleep_where_other_work_wants_half_of_the_processors(load, given, policy, monkeypatch):
+    monkeypatch.setattr(os, "environ", {} if given is None else {"OMP_WAIT_POLICY": given})
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    let_threads_sleep()
+    assert os.environ.get("OMP_WAIT_POLICY") == policy

@@ -450,6 +450,7 @@ def test_mobileclips_recipes_are_the_papers_and_the_released_scripts():
             "distillation_weight": 0.75 if recipe == "paper_b_lt" else 1.0,
             "dims": None,
             "scales": [70.0, 60.0] if recipe.startswith("mobileclip2") else None,
+            "distilled": None,
             "models": None,
             "mask_same_text": True,
         }

@@ -175,6 +175,7 @@ LENGTHS = {
     "mmlg/pt_ft": (803_744, 512, 10_000, 0),
     "mmlg/retrieval_flickr30k": (28_300, 256, 10_000, 0),
     "mmlg/retrieval_coco": (110_650, 256, 10_000, 0),
+    "mmlg/retrieval_scratch": (28_300, 256, 10_000, 0),
     "mmlg/caption_coco": (22_130, 256, 5_000, 0),
     "mmlg/classify_cifar100": (97_500, 256, 5_000, 0),
     "mmlg/classify_food101": (147_500, 256, 5_000, 0),

@@ -1,5 +1,6 @@
 """Teachers that run in the training step: the loss of stored embeddings, checkpoints, other sizes, errors."""
 
+import json
 import math
 
 import lightning.pytorch as pl
@@ -10,11 +11,12 @@ from open_clip import SimpleTokenizer
 from torch.nn import functional as F
 from torch.nn.functional import normalize
 
+from support.data.images import draw_image
 from support.methods.clip import LENGTH, NAME, SIZE, add_tiny_clip, randomized, tiny_module
 from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.common.preprocessing import Normalization, Preprocessing
-from vlightning.datamodules import ShapesDataModule
+from vlightning.datamodules import ReinforcedImageTextDataModule, ShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 from vlightning.lightning_modules.mobileclip.ensemble import Teacher, TeacherEnsemble
 from vlightning.lightning_modules.mobileclip.module import captions_of
@@ -174,7 +176,7 @@ def test_another_tokenizer_is_refused(folders, trainer):
 
 
 def test_settings_that_do_not_fit_are_refused(folders):
-    with pytest.raises(UserError, match=r"got teacher\.dims or teacher\.scales beside them"):
+    with pytest.raises(UserError, match=r"got teacher\.scales beside them"):
         tiny_module(teacher={"models": [{"weights": folders[0]}], "scales": [1.0]})
     with pytest.raises(UserError, match=r"Expected teacher\.models .*, got none"):
         tiny_module(teacher={"models": []})
@@ -193,3 +195,52 @@ def test_the_command_line_takes_teachers():
     assert ran.status == 0, ran.err
     found = yaml.safe_load(ran.out)["model"]["init_args"]["teacher"]["models"]
     assert found == [{"model": "ViT-L-14", "weights": "openai", "scale": 100.0, "network": None}]
+
+
+def shards(tmp_path, name, teachers):
+    """Reinforce pairs by teachers with the command; return the datamodule of the shards, and a training batch."""
+    pairs = [{"image": f"{row}.png", "caption": CAPTIONS[row], "synthetic": [SYNTHETIC[row]]} for row in range(ROWS)]
+    for row in range(ROWS):
+        draw_image(row).save(tmp_path / f"{row}.png")
+    (tmp_path / "pairs.json").write_text(json.dumps(pairs))
+    data = {"pairs": str(tmp_path / "pairs.json"), "folder": str(tmp_path / name), "synthetic_column": "synthetic"}
+    data |= {"image_root": str(tmp_path), "augmentations": 2, "num_workers": 0, "cache_dir": str(tmp_path / "cache")}
+    config = {
+        "model": {"class_path": "ReinforcementModule", "init_args": {"teachers": teachers}},
+        "data": {"class_path": "ReinforcementDataModule", "init_args": data},
+        "trainer": {"accelerator": "cpu", "devices": 1, "logger": False},
+    }
+    (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    assert run("predict", "--config", tmp_path / f"{name}.yaml").status == 0
+    datamodule = ReinforcedImageTextDataModule(
+        str(tmp_path / name), batch_size=ROWS, num_workers=0, image_size=SIZE, cache_dir=str(tmp_path / "cache")
+    )
+    datamodule.setup("fit")
+    return datamodule, next(iter(datamodule.train_dataloader()))
+
+
+def test_a_teacher_of_a_stored_ensemble_is_distilled_as_from_shards_that_it_wrote_alone(folders, tmp_path):
+    teachers = [{"weights": folders[0], "scale": 20.0}, {"weights": folders[1], "scale": 40.0}]
+    both, batch = shards(tmp_path, "both", teachers)
+    for number, teacher in enumerate(teachers):
+        alone, batch_of_one = shards(tmp_path, f"one_{number}", [teacher])
+        losses = []
+        for data, rows, distilled in ((both, batch, [number]), (alone, batch_of_one, None)):
+            module = tiny_module(teacher={"distilled": distilled, "distillation_weight": 0.75}, max_tokens=77)
+            module.teachers.load(77, Normalization((0.0,) * 3, (1.0,) * 3), data)
+            losses.append(module.training_step(rows, 0))
+        assert torch.equal(*losses)
+    ensemble = tiny_module(teacher={"distillation_weight": 0.75}, max_tokens=77)
+    ensemble.teachers.load(77, Normalization((0.0,) * 3, (1.0,) * 3), both)
+    assert ensemble.training_step(batch, 0) != losses[0]
+
+
+@pytest.mark.parametrize(
+    ("distilled", "sentence"),
+    [([2], "the 2 stored teachers, from 0 to 1"), ([], "different numbers"), ([1, 1], "different numbers")],
+)
+def test_distilled_teachers_are_stored_and_named_once(distilled, sentence):
+    with pytest.raises(UserError, match=sentence):
+        tiny_module(teacher={"dims": [5, 7], "distilled": distilled}).teachers.load(LENGTH, None, None)
+    with pytest.raises(UserError, match=r"without settings of stored teachers, got teacher\.distilled"):
+        tiny_module(teacher={"models": [Teacher("one")], "distilled": [0]})

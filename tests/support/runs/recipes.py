@@ -177,7 +177,7 @@ def commands_of(config: Path) -> list[str]:
 
 
 _WRITERS = (
-    *("_teacher", "teacher_", "base", "quickstart", "extract", "activate", "caption_embed", "distill"),
+    *("_teacher", "teacher_", "base", "quickstart", "extract", "pt_ft", "activate", "caption_embed", "distill"),
     *("self_supervised", "memory_bank"),
 )
 
