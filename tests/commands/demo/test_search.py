@@ -152,7 +152,7 @@ def test_only_new_and_changed_images_are_embedded_and_all_by_another_model(model
     assert [name for name in after.names] == sorted({*before.names, "new.png"} - {"01.png"})
     embed(other)
     assert len(embedded[0]) == 6
-    for file in cache.iterdir():  # damaged files are written again
+    for file in cache.rglob("*.arrow"):  # damaged files are written again
         file.write_bytes(b"\0" * 20)
     embed(first)
     assert len(embedded[0]) == 6
