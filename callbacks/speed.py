@@ -39,12 +39,34 @@ class CountFlops(DispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (formula := flop_registry.get(getattr(func, "overloadpacket", func))) is not None:
+        packet = getattr(func, "overloadpacket", func)
+        if packet is torch.ops.aten.convolution_backward:
+            self.flops += convolution_backward_flops(*args, **kwargs)
+        elif (formula := flop_registry.get(packet)) is not None:
             try:
                 self.flops += formula(*args, **kwargs, out_val=result)
             except Exception as error:  # must not end a training
                 self.failed = error
         return result
+
+
+def convolution_backward_flops(gradient: Tensor, image: Tensor, weight: Tensor, *options: Any) -> int:
+    """Return the operations of the backward pass of a convolution with any number of groups.
+
+    The formula of torch 2.14 takes the weight's gradient for that of a convolution without groups.
+
+    Args:
+        gradient: gradient of the output [B, D, ...].
+        image: input [B, C, ...].
+        weight: weight [D, C / groups, ...], or [C, D / groups, ...] of a transposed convolution.
+        options: other arguments of `aten.convolution_backward`: the fifth says whether it is transposed, the last which
+            gradients of image, weight and bias are computed.
+    """
+    transposed = options[4]
+    needed = options[-1]
+    ends = image if transposed else gradient  # each of its values is in one product with each weight of its channel
+    products = ends.numel() * weight[0].numel()
+    return 2 * products * (bool(needed[0]) + bool(needed[1]))
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def check_settings(kept: Mapping[str, Any], settings: Mapping[str, Any], what: s
         UserError: If a setting differs.
     """
     wanted = plain_json(settings)
-    differing = sorted(differences({name: kept.get(name) for name in wanted}, wanted), key=_name_of)
+    differing = sorted(differences({name: kept.get(name) for name in wanted}, wanted), key=itemgetter(0))
     if not differing:
         return
     name, old, new = differing[0]
@@ -74,10 +75,6 @@ def check_space(folder: Path, needed: float, advice: str, what: str = "") -> int
             f"space: make room, or {advice}."
         )
     return free
-
-
-def _name_of(difference: tuple[str, Any, Any]) -> str:
-    return difference[0]
 
 
 def software_versions(distributions: Sequence[str] = SOFTWARE) -> dict[str, str]:

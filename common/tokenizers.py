@@ -217,8 +217,12 @@ def tokenizer_in_checkpoint(path: str | os.PathLike[str] | None) -> str | None:
     return trained_tokenizer(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
 
 
-def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
+def saved_tokenizer(content: Mapping[str, Any], expected: str | None = None) -> tuple[str | None, str]:
     """Return the tokenizer of the datamodule in a checkpoint, for an export.
+
+    Args:
+        content: the checkpoint.
+        expected: folder or hub name of the tokenizer of the text tower, for a checkpoint that names none.
 
     Returns:
         The tokenizer as JSON text, with the template that ends texts; None if there is no readable tokenizer. And a
@@ -231,8 +235,8 @@ def saved_tokenizer(content: Mapping[str, Any]) -> tuple[str | None, str]:
             tokenizer = tokenizer_from_json(trained)
         elif data.get("tokenizer") == CLIP:
             return clip_tokenizer_json(), "with its tokenizer"
-        elif data.get("tokenizer") is not None:
-            tokenizer = open_tokenizer(data["tokenizer"])
+        elif (name := data.get("tokenizer") or expected) is not None:
+            tokenizer = open_tokenizer(name)
         else:
             return None, "without a tokenizer, since the checkpoint names none"
     except (UserError, ValueError) as error:

@@ -38,6 +38,21 @@ class Preparation:
 
 
 @dataclass(frozen=True)
+class Probe:
+    """A short training on the last checkpoint of a run, such as a linear probe, which measures its features.
+
+    Args:
+        name: name of its metrics in place of `val`: `<name>/top1`.
+        words: arguments of `vlightning fit`; `${checkpoint}` is the checkpoint. The last validation gives the metrics.
+        epochs: length of the training.
+    """
+
+    name: str
+    words: Sequence[str]
+    epochs: int
+
+
+@dataclass(frozen=True)
 class Variant:
     """A method or an opponent.
 
@@ -47,6 +62,7 @@ class Variant:
         callbacks: callbacks of the training, each a class path with arguments.
         needs: names of the preparations whose folders the words name.
         prefix: text that is removed from the names of its metrics, such as `h2/`, so that variants have equal names.
+        probes: what is measured after the training, beside the test; its FLOPs are not those of the method.
     """
 
     name: str
@@ -54,6 +70,7 @@ class Variant:
     callbacks: Sequence[Mapping[str, Any]] = ()
     needs: Sequence[str] = ()
     prefix: str = ""
+    probes: Sequence[Probe] = ()
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,25 @@ def code_hash(source: str) -> str:
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [entry for entry in node.body if not _is_text(entry)] or [ast.Pass()]
-    return _hash(ast.dump(tree))
+    return _hash(_described(tree))
+
+
+def _described(value: Any) -> str:
+    """Return a text of a syntax tree that is the same in all versions of Python, unlike that of `ast.dump`.
+
+    Fields without a value are left out: later versions have more of them.
+    """
+    if isinstance(value, ast.JoinedStr):
+        # Python 3.12 adds an empty text at the end of some formats.
+        parts = [entry for entry in value.values if not (isinstance(entry, ast.Constant) and entry.value == "")]
+        return f"JoinedStr({_described(parts)})"
+    if isinstance(value, ast.AST):
+        fields = [(name, getattr(value, name, None)) for name in value._fields]
+        inner = [f"{name}={_described(field)}" for name, field in fields if field is not None and field != []]
+        return f"{type(value).__name__}({', '.join(inner)})"
+    if isinstance(value, list):
+        return f"[{', '.join(_described(entry) for entry in value)}]"
+    return repr(value)
 
 
 def changes(line: Mapping[str, Any], words: Sequence[str], accepted: Sequence[Mapping[str, str]] = ()) -> list[str]:

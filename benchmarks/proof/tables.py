@@ -165,12 +165,14 @@ def out_of_date(lines: Sequence[Line], accepted: Sequence[dict[str, Any]] = ()) 
     found: dict[str, None] = {}
     checked = set()
     for line in lines:
-        same = json.dumps([line.get("config_hash"), line.get("step"), line.get("words")])
-        if "config" not in line or same in checked:
-            continue
-        checked.add(same)
-        words = filled([*line["words"], *line["callbacks"]], {})
-        found |= dict.fromkeys(f"{line['claim']}, {line['variant']}: {text}" for text in changes(line, words, accepted))
+        for measured_with in (line, *line.get("probes", {}).values()):
+            same = json.dumps([measured_with.get(name) for name in ("config", "step", "words")])
+            if "config" not in measured_with or same in checked:
+                continue
+            checked.add(same)
+            words = filled([*measured_with["words"], *measured_with.get("callbacks", ())], {})
+            changed = changes(measured_with, words, accepted)
+            found |= dict.fromkeys(f"{line['claim']}, {line['variant']}: {text}" for text in changed)
     return list(found)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from tables import last_checkpoint
 
-from proof.claim import Claim, Preparation, Run, Variant, filled, load_claim
+from proof.claim import Claim, Preparation, Probe, Run, Variant, filled, load_claim
 from proof.hashes import ROOT, config_hash, resolved_config, step_hashes
 from proof.plan import DONE, Folders, reference_flops
 from proof.results import Line, append_line, only_process
@@ -84,7 +84,7 @@ class OneRun:
         self.run = run
         self.folders = folders
         self.folder = folders.of(run)
-        self.texts = dict(claim.variables) | {"data": folders.data, "folder": str(self.folder)}
+        self.texts = {**claim.variables, "data": folders.data, "work": str(folders.work), "folder": str(self.folder)}
         for preparation in claim.preparations:
             self.texts[preparation.name] = str(folders.of(Run(claim.name, preparation.name)))
         self.trained: Preparation | Variant
@@ -131,6 +131,10 @@ class OneRun:
         line = {"metrics": {}, "curve": [], **line}
         prefix = self.trained.prefix if isinstance(self.trained, Variant) else ""
         line["metrics"] = without_prefix(line["metrics"], prefix)
+        probes = {probe.name: self._probe(probe) for probe in getattr(self.trained, "probes", ())}
+        for probe in probes.values():
+            line["metrics"] |= probe.pop("metrics")
+        line["probes"] = probes
         line["curve"] = [point | {"metrics": without_prefix(point["metrics"], prefix)} for point in line["curve"]]
         return line
 
@@ -202,10 +206,16 @@ class OneRun:
         recorder = {"class_path": "proof.recording.Recorder", "init_args": {"file": str(record)}}
         callbacks = [*self._callbacks(self.texts, lengths, as_words=False), recorder]
         return [
-            *(f"--trainer.callbacks={json.dumps(callbacks)}", f"--trainer.accelerator={self.folders.accelerator}"),
-            *("--trainer.devices=1", "--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder}"),
-            *("--trainer.logger.name=", "--trainer.enable_progress_bar=false"),
-            *("--trainer.enable_model_summary=false", "--checkpoint.save_top_k=0"),
+            *(f"--trainer.callbacks={json.dumps(callbacks)}", "--checkpoint.save_top_k=0"),
+            *self._without_display(folder),
+        ]
+
+    def _without_display(self, folder: Path) -> list[str]:
+        """Return the arguments of the Trainer for one device, with its log in a folder, and nothing on the screen."""
+        return [
+            *(f"--trainer.accelerator={self.folders.accelerator}", "--trainer.devices=1", "--trainer.logger=CSVLogger"),
+            *(f"--trainer.logger.save_dir={folder}", "--trainer.logger.name=", "--trainer.enable_progress_bar=false"),
+            "--trainer.enable_model_summary=false",
         ]
 
     def _callbacks(self, texts: Mapping[str, str], lengths: Mapping[str, float], as_words: bool = True) -> list[Any]:
@@ -225,6 +235,25 @@ class OneRun:
         newest = max(files, key=lambda path: path.stat().st_mtime)
         metrics: dict[str, float] = json.loads(newest.read_text())["metrics"]
         return metrics
+
+    def _probe(self, probe: Probe) -> Line:
+        """Train a probe on the last checkpoint, unless that is done; return what it depends on, and its metrics."""
+        lengths = {"epoch": float(probe.epochs)}
+        texts = self.texts | {"checkpoint": str(last_checkpoint(self.folder))}
+        symbols = {name: name for name in texts} | dict(self.claim.variables) | {"configs": "${configs}"}
+        words = filled(probe.words, symbols, lengths)
+        config = resolved_config(filled(words, {}))
+        folder = self.folder / f"probe_{probe.name}"
+        record = folder / "record.json"
+        if not record.is_file():
+            recorder = [{"class_path": "proof.recording.Recorder", "init_args": {"file": str(record)}}]
+            fit = ["fit", *filled(probe.words, texts, lengths), f"--trainer.callbacks={json.dumps(recorder)}"]
+            fit += [*self._without_display(folder), f"--seed_everything={self.run.seed}"]
+            fit += [f"--trainer.max_epochs={probe.epochs}", f"--trainer.check_val_every_n_epoch={probe.epochs}"]
+            command([*fit, "--trainer.num_sanity_val_steps=0"])
+        last = json.loads(record.read_text())["curve"][-1]["metrics"]
+        metrics = {name.replace("val/", f"{probe.name}/", 1): value for name, value in last.items()}
+        return {"words": words, "config": config, "step": step_hashes(config), "metrics": metrics}
 
     def _once(self, name: str) -> dict[str, Any]:
         """Return an entry of the lines of all preparations that the run needs, by their names."""

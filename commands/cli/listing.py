@@ -30,6 +30,7 @@ COMMANDS = {
     "convert": "convert a sharded checkpoint to one file, or back",
     "plan": "compute memory, traffic, largest batch and hours of a recipe before a run",
     "data": "count and draw what is in a data set before a run",
+    "new": "write the files of a method of one's own",
     "methods": "list the methods",
     "configs": "list the configs, of all methods or of one",
     "completion": "print a script that completes commands and configs in bash and zsh",

@@ -4,6 +4,7 @@ import sys
 from importlib.metadata import version
 
 from ...common.errors import UserError
+from ..new.command import run_new
 from .listing import COMMANDS, configs, methods, run_configs, run_methods
 
 START = """\
@@ -105,7 +106,7 @@ def run_completion(words: list[str]) -> str:
     )
 
 
-LISTS = {"methods": run_methods, "configs": run_configs, "completion": run_completion}
+LISTS = {"methods": run_methods, "configs": run_configs, "completion": run_completion, "new": run_new}
 
 
 def answer(words: list[str]) -> str | None:

@@ -31,8 +31,9 @@ def parser_of_embed() -> argparse.ArgumentParser:
         usage="vlightning embed [MODEL] --output FOLDER [--config FILE.yaml ...] [--data.train pairs.csv ...]",
         description="Run the towers of a model once over a data set, and store the features: for trainings with locked "
         "towers (data.store), and for search. Options of the data are those of `vlightning fit`, such as --data.train "
-        "pairs.csv, or a config with them. MODEL is a run's folder, a checkpoint, an export, local-dir:FOLDER, or a "
-        "model's name with --weights; without it the locked towers of the config's model run with its initial weights. "
+        "pairs.csv, or a config with them. MODEL is a run's folder, a checkpoint, an export, a folder of open_clip's, "
+        "or a model's name with --weights; without it the locked towers of the config's model run with its initial "
+        "weights. "
         "A stopped command goes on where it was when it is given again.",
         allow_abbrev=False,
     )

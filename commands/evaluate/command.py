@@ -36,7 +36,7 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--model", help="a checkpoint, an export, local-dir:FOLDER, or a model's name with --weights")
+    add("--model", help="a checkpoint, an export, a folder of open_clip's, or a model's name with --weights")
     add("--weights", help="a tag of open_clip's, a file, or random (to try the command), for a model's name")
     add("--interpolate", nargs="+", type=float, help="shares of a fine-tuning's weights, the rest published (WiSE-FT)")
     add("--root", help="folder of the sets, as DataComp's download makes it; with --suite or --tasks by default sets")

@@ -18,8 +18,10 @@ from ...common.preprocessing import Preprocessing, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer, tokenizer_from_json
 from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
+from ...lightning_modules.base.model_card import expected_tokenizer_of
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.frozen import Frozen
+from ...lightning_modules.networks.clip.files import CONFIG_NAME
 from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
 from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
@@ -90,7 +92,7 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
 
     Args:
         model: A checkpoint of a training, a file or a folder; the folder of a run, for its best checkpoint; the folder
-            of an export; `local-dir:` and a folder of open_clip's; or a model's name, with `weights`.
+            of an export; a folder of open_clip's, also as `local-dir:FOLDER`; or a model's name, with `weights`.
         weights: A tag of open_clip's, a file, or "random", for a model's name.
 
     Raises:
@@ -107,6 +109,8 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
         # An optimizer of the user's own is not needed, and its code not imported.
         module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
         return _from_checkpoint(module, content, str(path))
+    if (path / CONFIG_NAME).is_file():  # an export in that layout, without the prefix
+        return _published(load_published(None, str(path)))
     if is_folder(path):
         return _from_export(path)
     if path.exists():
@@ -175,7 +179,8 @@ def load_interpolated(path: str, ratio: float) -> ImageTextModel:
 def _from_checkpoint(module: Any, content: Mapping[str, Any], path: str) -> ImageTextModel:
     """Return the model of a module with the preprocessing and the tokenizer in its checkpoint."""
     data = content.get("datamodule_hyper_parameters") or {}
-    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content)
+    expected = expected_tokenizer_of(module)
+    text, note = (None, "with CLIP's") if data.get("tokenizer") == CLIP else saved_tokenizer(content, expected)
     tokenizer = None if text is None else tokenizer_from_json(text)
     if tokenizer is None and data.get("tokenizer") != CLIP and not has_clip_texts(module):
         raise UserError(f"Expected a checkpoint with its tokenizer in {path!r}, got one {note}: export it with one.")

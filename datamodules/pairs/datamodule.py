@@ -22,7 +22,15 @@ from ..reading.stream import Stream
 from ..reading.table import PairTable
 from ..transforms.normalize import in_pixels
 from .rows import CaptionRows
-from .samples import EvaluationCollate, EvaluationReader, EvaluationSet, PairReader, PairRows, TrainingCollate
+from .samples import (
+    EvaluationCollate,
+    EvaluationReader,
+    EvaluationSet,
+    PairReader,
+    PairRows,
+    ShortTexts,
+    TrainingCollate,
+)
 from .source_arguments import SourceArguments
 from .stored import (
     StoredEvaluationSet,
@@ -42,11 +50,13 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
     Evaluation reads each image once, with all of its captions. A subclass defines the rows in `open_split`.
     """
 
+    short_texts: ShortTexts | None = None
+
     # Methods that the base class calls
 
     def training_reader(self, rows: PairRows) -> Reader:
         """Return a reader of an augmented image with one of its captions."""
-        return PairReader(rows, self.worker_transform(training=True), self.encoder())
+        return PairReader(rows, self.worker_transform(training=True), self.encoder(), self.short_texts)
 
     def captions(self, split: Split, sample_index: Sequence[int]) -> list[list[str]]:
         """Return the usable captions of evaluated images by `sample_index`, in the order of the evaluation.
@@ -64,7 +74,7 @@ class PairDataModule(TokenizedTexts, ImageTransforms, SampledDataModule):
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Stack the images and encode their captions."""
-        return TrainingCollate(self.encoder(), self.stored_widths("train"))
+        return TrainingCollate(self.encoder(), self.stored_widths("train"), self.short_texts is not None)
 
     def evaluation_items(self, rows: PairRows) -> list[list[int]]:
         """Return the rows of each image."""
@@ -105,6 +115,9 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
             the image's path.
         samples: whether a training row is an image, for which one of its captions is drawn, or a caption: an image with
             five captions is then five rows of an epoch.
+        short_texts: gives each training sample a short text beside its caption, on which `CLIPModule` trains too
+            (`model.loss.short_weight`): "sentence", the first sentence of the caption; "shortest", the shortest caption
+            of the row, where one of the others is drawn.
         augmentation: changes of training images: "albef", as in that pre-training (crops of 20 to 100% of the area and
             RandAugment), or "crop", crops of 90 to 100%, for fine-tuning. Has no effect with `train_transform`.
         streaming: whether to stream all splits instead of memory-mapping a copy.
@@ -129,6 +142,7 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         caption_column: str = "caption",
         image_id_column: str | None = None,
         samples: Literal["images", "captions"] = "images",
+        short_texts: ShortTexts | None = None,
         augmentation: Literal["albef", "crop"] = "albef",
         streaming: bool = False,
         samples_per_epoch: Annotated[int | None, COUNT] = None,
@@ -143,6 +157,12 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         self.shuffle_block = shuffle_block
         self.augmentation = augmentation
         self.samples = samples
+        self.short_texts = short_texts
+        if short_texts == "shortest" and samples == "captions":
+            raise UserError(
+                "Expected data.samples: images with data.short_texts: shortest, got captions, each of which is a row "
+                "of its own: set data.short_texts to sentence."
+            )
         if streaming:
             self._check_streaming(bool(self.sources["train"]))
             if store is not None:
@@ -190,6 +210,11 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
             if rows is not None and (folder := self._store_folders.get(split)) is not None:
                 table = rows.table if isinstance(rows, CaptionRows) else rows
                 stored = open_stored(folder, split, table, locked, stage == "fit")
+                if split == "train" and self.short_texts is not None and "text" in stored.towers:
+                    raise UserError(
+                        f"Expected a store of images with data.short_texts, which no store has, got features of texts "
+                        f"in {folder}: leave data.short_texts out, or embed with --of images."
+                    )
                 check_preparation(stored, self.train_transform, self.eval_transform, self.encoder())
                 self._stored[split] = stored
 
@@ -207,7 +232,8 @@ class ImageTextDataModule(SourceArguments, PairDataModule):
         """Return the dataset of training samples, with features from the store if there is one."""
         if "train" not in self._stored:
             return super().training_set(rows)
-        read = StoredReader(rows, self.worker_transform(training=True), self.encoder(), self._stored["train"])
+        transform = self.worker_transform(training=True)
+        read = StoredReader(rows, transform, self.encoder(), self._stored["train"], self.short_texts)
         return StoredSet(len(rows), read, self.run_seed)
 
     def evaluation_set(self, rows: Any, items: list[list[int]], split: Split) -> EvaluationSet:

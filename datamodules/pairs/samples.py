@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from PIL import Image
@@ -14,6 +15,9 @@ from ..base.samples import Rows, SeededSet, Transform, empty_images, stacked, us
 from ..base.sampling import sample_numbers, seeded
 from ..text.captions import text_id
 from ..text.tokenizers import Encoder
+
+ShortTexts = Literal["sentence", "shortest"]
+"""What of a row is its short text: the first sentence of the drawn caption, or the shortest of the captions."""
 
 
 class TrainingRows(Protocol):
@@ -47,7 +51,7 @@ class Sample(NamedTuple):
 
     Attributes:
         image: pixels [3, H, W], or features [D] from a store.
-        captions: the captions; one in training.
+        captions: the captions; in training one, and with `short_texts` a short text after it.
         image_id: equal for rows of the same image.
         sample_index: index of the row.
         text_features: features [T, E] of the captions from a store; None without.
@@ -68,21 +72,59 @@ class PairReader:
         rows: rows of the split.
         transform: image to float [3, H, W].
         encoder: decides which captions are usable.
+        short_texts: what a sample has as its short text; None for none.
     """
 
     rows: TrainingRows
     transform: Transform
     encoder: Encoder
+    short_texts: ShortTexts | None = None
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> Sample:
         """Decode and augment the image of a row, and draw one of its captions; arguments and errors as in `Reader`."""
-        usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
-        if not usable:
-            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
+        captions = drawn_captions(self.rows, row, numbers[1], self.encoder, self.short_texts)
         image = self.rows.image(row)
         with seeded(numbers[0]):
             pixels = self.transform(image)
-        return Sample(pixels, [usable[numbers[1] % len(usable)]], self.rows.image_id(row), row)
+        return Sample(pixels, captions, self.rows.image_id(row), row)
+
+
+def drawn_captions(
+    rows: TrainingRows, row: int, number: int, encoder: Encoder, short_texts: ShortTexts | None = None
+) -> list[str]:
+    """Return one usable caption of a row, and after it the short text, if samples have one.
+
+    Args:
+        rows: rows of the split.
+        row: index of the row.
+        number: a random number, which draws the caption.
+        encoder: decides which captions are usable.
+        short_texts: "sentence": the short text is the first sentence of the drawn caption, as in Long-CLIP's training
+            on ShareGPT4V (arXiv 2403.15378); "shortest": it is the shortest usable caption, and one of the others is
+            drawn.
+
+    Raises:
+        BadSample: If the row has no usable caption.
+    """
+    usable = [caption for caption in rows.captions(row) if encoder.usable(caption)]
+    if not usable:
+        raise BadSample(EMPTY_CAPTION, rows.name(row))
+    if short_texts == "shortest":
+        short = min(usable, key=len)
+        longer = list(usable)
+        longer.remove(short)
+        longer = longer or usable
+        return [longer[number % len(longer)], short]
+    drawn = usable[number % len(usable)]
+    if short_texts is None:
+        return [drawn]
+    sentence = first_sentence(drawn)
+    return [drawn, sentence if encoder.usable(sentence) else drawn]
+
+
+def first_sentence(text: str) -> str:
+    """Return the text up to the first period, question or exclamation mark before white space, or a line's end."""
+    return re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
 
 
 @dataclass(frozen=True)
@@ -168,10 +210,13 @@ class TrainingCollate:
         encoder: encoder of captions.
         stored: width of the features that are read from a store, of `image` or `text`: `image_features` [B, D] then
             stand in place of `image`, `text_features` [B, E] beside `input_ids`.
+        short_texts: whether samples have a short text after their caption: `short_input_ids` and
+            `short_attention_mask`.
     """
 
     encoder: Encoder
     stored: Mapping[str, int] = field(default_factory=dict)
+    short_texts: bool = False
 
     def __call__(self, outcomes: Sequence[Outcome]) -> Collated:
         """Build a batch of samples."""
@@ -186,6 +231,9 @@ class TrainingCollate:
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
             **_text_features(samples, self.stored),
         }
+        if self.short_texts:
+            short = self.encoder([sample.captions[1] for sample in samples])
+            batch |= {f"short_{name}": value for name, value in short.items()}
         return Collated(batch, num_read, faults)
 
 

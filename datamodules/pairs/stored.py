@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...common.errors import UserError
-from ..base.faults import EMPTY_CAPTION, BadSample, Outcome
+from ..base.faults import BadSample, Outcome
 from ..base.samples import TrainingSet, Transform
 from ..base.sampling import sample_numbers, seeded
 from ..base.stages import Split
@@ -19,7 +19,7 @@ from ..stores.identity import row_key, texts_digest, transform_digest
 from ..stores.store import FeatureStore, Side
 from ..text.tokenizers import Encoder
 from .rows import CaptionRows
-from .samples import EvaluationSet, Sample
+from .samples import EvaluationSet, Sample, ShortTexts, drawn_captions
 
 TOWERS: tuple[Side, ...] = ("image", "text")
 TEXT_MISSING = "caption not in the store"
@@ -93,12 +93,14 @@ class StoredReader:
         transform: image to [3, H, W], for an image tower that runs.
         encoder: decides which captions are usable.
         stored: the store of the rows.
+        short_texts: as in `PairReader`.
     """
 
     rows: PairTable | CaptionRows[PairTable]
     transform: Transform
     encoder: Encoder
     stored: StoredRows
+    short_texts: ShortTexts | None = None
 
     def __call__(self, row: int, numbers: tuple[int, int], view: int = 0) -> Sample:
         """Read a row.
@@ -111,18 +113,15 @@ class StoredReader:
         Raises:
             BadSample: If there is no usable caption or image, or the store has another.
         """
-        usable = [caption for caption in self.rows.captions(row) if self.encoder.usable(caption)]
-        if not usable:
-            raise BadSample(EMPTY_CAPTION, self.rows.name(row))
-        caption = usable[numbers[1] % len(usable)]
+        captions = drawn_captions(self.rows, row, numbers[1], self.encoder, self.short_texts)
         if "image" in self.stored.towers:
             image = self.stored.image(self.rows, row, view)
         else:
             decoded = self.rows.image(row)
             with seeded(numbers[0]):
                 image = self.transform(decoded)
-        texts = self.stored.texts(self.rows, [row], [caption]) if "text" in self.stored.towers else None
-        return Sample(image, [caption], self.rows.image_id(row), row, texts)
+        texts = self.stored.texts(self.rows, [row], captions) if "text" in self.stored.towers else None
+        return Sample(image, captions, self.rows.image_id(row), row, texts)
 
 
 @dataclass(eq=False)

@@ -31,7 +31,7 @@ from ..base.sampling import TrainingPosition, block_order, sample_numbers, shard
 from ..base.stages import Split
 from ..reading.stream import Stream, StreamedRow
 from ..text.tokenizers import Encoder
-from .samples import EvaluationReader, PairReader
+from .samples import EvaluationReader, PairReader, ShortTexts
 
 
 class Share(NamedTuple):
@@ -90,6 +90,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
         replicas: number of processes, and the index of this one.
         position: epoch, and number of batches that were already done in it.
         decoder: decoder of the images.
+        short_texts: as in `PairReader`.
     """
 
     stream: Stream
@@ -102,6 +103,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
     replicas: tuple[int, int]
     position: tuple[int, int]
     decoder: Decoder = "pillow"
+    short_texts: ShortTexts | None = None
 
     def __post_init__(self) -> None:
         self.epoch, self.done = self.position
@@ -202,7 +204,7 @@ class StreamedTrainingSet(IterableDataset[list[Outcome]]):
 
     def _outcome(self, position: int, block: StreamedBlock) -> Outcome:
         """Read the row at a position in a block, or else a substitute from the same block."""
-        read = PairReader(block, self.transform, self.encoder)
+        read = PairReader(block, self.transform, self.encoder, self.short_texts)
         faults: list[Fault] = []
         planned = block.rows[position].sample_index
         for attempt in range(ATTEMPTS):
@@ -345,6 +347,7 @@ class StreamLoaders(RowLoaders):
             self.block,
             data.replicas(),
             position(),
+            short_texts=data.short_texts,
         )
         return data.torch_loader(dataset, data.training_collate(), batch_size=None)
 

@@ -157,9 +157,16 @@ class Provenance:
     def tokenizer_of(self, module: LightningModule) -> str | None:
         """Return the tokenizer of the run, else of the source of the weights, as JSON text; None without one."""
         tokenizer_json = tokenizer_of_data(datamodule_of(module)) or self.tokenizer_json
-        if tokenizer_json is None and self.checkpoint:
-            return saved_tokenizer(self.checkpoint)[0]
+        if tokenizer_json is None:
+            expected = expected_tokenizer_of(module)
+            return saved_tokenizer(self.checkpoint, expected)[0] if self.checkpoint or expected else None
         return tokenizer_json
+
+
+def expected_tokenizer_of(module: LightningModule) -> str | None:
+    """Return the folder or hub name of the tokenizer that the text tower of a module came with; None without one."""
+    expected = getattr(module, "expected_tokenizer", None)
+    return expected() if callable(expected) else None
 
 
 def model_card(

@@ -161,7 +161,10 @@ class TwoTowers(Method):
 
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return pairs of images and texts with the shapes of a training, for `vlightning plan`."""
-        return pair_batch(self, rows, data)
+        batch = pair_batch(self, rows, data)
+        if data.get("short_texts") is not None:
+            batch |= {f"short_{name}": batch[name] for name in ("input_ids", "attention_mask")}
+        return batch
 
     @classmethod
     def layouts(cls) -> dict[str, str]:

@@ -30,7 +30,7 @@ from ..core.settings import plain
 from ..core.towers import locked_towers
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import contrast_losses, pair_ids, share_of_repeats, student_features
+from ..losses.contrast import PairFeatures, coarse, contrast_losses, pair_ids, share_of_repeats, student_features
 from ..losses.sigmoid import sigmoid_loss
 from ..networks.clip.lora import base_state, load_adapters
 from ..networks.clip.models import build_model
@@ -122,27 +122,47 @@ class CLIPModule(TwoTowers):
         return network
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`."""
+        """Return the contrastive loss of a batch of pairs; with CLIP's also as a share of ln B, `loss_share`.
+
+        With short texts in the batch, that of images and short texts is added to it (Long-CLIP).
+        """
         self.check_texts(batch["input_ids"])
-        ids = self._ids(batch)
         # Features of a locked tower may come with the batch.
         captions = {"text": batch["text_features"] if "text_features" in batch else batch["input_ids"]}
         images = batch["image_features"] if "image_features" in batch else batch["image"]
-        features = student_features(self.student, images, captions, self.memory.micro_batch_size)["text"]
-        offset = rank() * len(features.image)
-        pairs = len(features.all_image)
+        if "short_input_ids" in batch:
+            captions["short"] = batch["short_input_ids"]
+        features = student_features(self.student, images, captions, self.memory.micro_batch_size)
+        pairs = len(features["text"].all_image)
         if pairs < 2:
             raise UserError("Expected a batch of at least 2 pairs, got 1 without a negative: raise data.batch_size.")
-        if self.loss.name == "sigmoid":
-            loss = sigmoid_loss(features, self.student.logit_bias, offset, self.memory.loss_rows, ids)
-            outputs = {"loss": loss}
-        else:
-            loss = contrast_losses(features, [], offset, self.memory.loss_rows, ids).contrast
-            outputs = {"loss": loss, "loss_share": loss.detach() / math.log(pairs)}  # 1: no better than chance
+        loss = self._contrast(features["text"], self._ids(batch))
+        outputs = {"loss": loss}
+        if self.loss.name == "softmax":
+            outputs["loss_share"] = loss.detach() / math.log(pairs)  # 1: no better than chance
             self.log("train/loss_share", outputs["loss_share"])
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        if "short" in features:
+            outputs["loss"] = loss + self.loss.short_weight * self._short_contrast(features["short"], batch)
+        self.log("train/loss", outputs["loss"].detach(), prog_bar=True)
         self.log("train/logit_scale", self.student.logit_scale.detach().exp().squeeze())
         return outputs
+
+    def _contrast(self, features: PairFeatures, ids: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the loss of pairs, 0-D."""
+        offset = rank() * len(features.image)
+        if self.loss.name == "sigmoid":
+            return sigmoid_loss(features, self.student.logit_bias, offset, self.memory.loss_rows, ids)
+        return contrast_losses(features, [], offset, self.memory.loss_rows, ids).contrast
+
+    def _short_contrast(self, features: PairFeatures, batch: Batch) -> Tensor:
+        """Return the loss of images and their short texts, 0-D."""
+        names = {"input_ids": batch["short_input_ids"], "attention_mask": batch["short_attention_mask"]}
+        ids = pair_ids({**batch, **names}, self.loss.mask_same_image, self.loss.mask_same_text)
+        if self.loss.short_components is not None:
+            features = coarse(features, self.loss.short_components)
+        loss = self._contrast(features, ids)
+        self.log("train/short_loss", loss.detach())
+        return loss
 
     def _ids(self, batch: Batch) -> tuple[Tensor, Tensor] | None:
         """Return the ids of pairs that are not negatives of each other; log how many images and texts repeat."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from ...common.ranges import (
     BELOW_ONE,
+    COUNT,
     NOT_NEGATIVE,
     POSITIVE,
     POSITIVE_SHARE,
@@ -27,12 +28,17 @@ class LossSettings(SettingsGroup, option="loss"):
         mask_same_image: whether other pairs of the same image are not negatives.
         mask_same_text: whether other pairs of the same text are not negatives.
         max_logit_scale: upper bound of the logit scale, applied after each optimizer step (CLIP: 100).
+        short_weight: weight of the contrast of short texts, if the data gives some (`data.short_texts`; Long-CLIP: 1).
+        short_components: number of principal components of the image features of a batch that this contrast compares
+            with short texts (Long-CLIP: 32); None takes the features themselves.
     """
 
     name: Literal["softmax", "sigmoid"] = "softmax"
     mask_same_image: bool = True
     mask_same_text: bool = True
     max_logit_scale: Annotated[float, Range(least=1)] = 100.0
+    short_weight: Annotated[float, NOT_NEGATIVE] = 1.0
+    short_components: Annotated[int | None, COUNT] = 32
 
 
 @dataclass(frozen=True)

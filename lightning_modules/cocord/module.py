@@ -71,6 +71,8 @@ class CoCoRDModule(Method):
         num_classes: number of classes C. The command line sets it from the data.
         weights: file with the student's initial weights, which `test` evaluates. None: random.
         class_weight: weight of the cross entropy with the labels (sections 4.1 and 4.2).
+        student_resize_to: side in pixels to which a student of torchvision or timm resizes the images of the data:
+            with it a teacher is trained that has `teacher.resize_to` later. None takes them as they are.
         teacher: the teacher.
         contrast: the contrastive loss.
         prediction: the predictive loss.
@@ -99,6 +101,7 @@ class CoCoRDModule(Method):
         num_classes: Annotated[int, COUNT] = 100,
         weights: str | None = None,
         class_weight: Annotated[float, NOT_NEGATIVE] = 1.0,
+        student_resize_to: Annotated[int | None, COUNT] = None,
         teacher: TeacherSettings = TeacherSettings(),
         contrast: ContrastSettings = ContrastSettings(),
         prediction: PredictionSettings = PredictionSettings(),
@@ -125,7 +128,7 @@ class CoCoRDModule(Method):
         encoders = key_encoders(contrast, prediction)
 
         # Student g_s and teacher g_t
-        self.student = build_classifier(student, num_classes)
+        self.student = build_classifier(student, num_classes, resize_to=student_resize_to)
         student_width = self.student.feature_dim
         if not class_weight and not kd.weight:
             freeze_classifier(self.student)  # DDP requires a gradient for each trainable parameter

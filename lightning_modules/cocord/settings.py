@@ -35,6 +35,8 @@ class TeacherSettings(SettingsGroup, option="teacher"):
         weights: a file (checkpoint of a `CoCoRDModule` with this student, public checkpoint of the CRD benchmark, or
             safetensors); the folder of a run, whose newest last checkpoint is used; or the name of the library's
             weights, such as IMAGENET1K_V1.
+        resize_to: side in pixels to which a teacher of torchvision or timm resizes the images of the data. None takes
+            them as they are.
         network: a classifier of your own, without a name, that states the normalization of its images
             (docs/own_teachers.md).
         feature_dim: width of the features of `network`; a checkpoint records it. Leave it out.
@@ -42,6 +44,7 @@ class TeacherSettings(SettingsGroup, option="teacher"):
 
     name: str | None = None
     weights: str | None = None
+    resize_to: Annotated[int | None, COUNT] = None
     network: nn.Module | None = None
     feature_dim: Annotated[int | None, COUNT] = None
 

@@ -129,9 +129,14 @@ def build_teacher(teacher: TeacherSettings, classes: int) -> Classifier:
             raise UserError(
                 f"Expected one teacher, got model.teacher.name {teacher.name!r} and {OPTION}: leave one out."
             )
+        if teacher.resize_to is not None:
+            raise UserError(
+                f"Expected the image size of {class_path(teacher.network)} as its attribute image_size, got "
+                f"model.teacher.resize_to {teacher.resize_to}: leave the setting out."
+            )
         return UserClassifier(teacher.network, classes)
     if teacher.name is not None:
-        return build_classifier(teacher.name, classes)
+        return build_classifier(teacher.name, classes, resize_to=teacher.resize_to)
     if teacher.feature_dim is not None:
         return AbsentClassifier(teacher.feature_dim, classes)
     raise UserError(

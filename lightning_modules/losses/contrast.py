@@ -143,6 +143,29 @@ def text_ids(input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     return ((mixed ^ (mixed >> 31)) * _FACTOR * attention_mask.long()).sum(1)
 
 
+def coarse(features: PairFeatures, components: int) -> PairFeatures:
+    """Return pairs whose image features keep their mean and their first principal components.
+
+    Long-CLIP (arXiv 2403.15378, section 3.2) compares these with short texts, which name only the main attributes of an
+    image. Mean and components are those of all images of the batch, and have no gradient.
+
+    Args:
+        features: features of pairs.
+        components: number of principal components; all, if the batch or the dimension has fewer.
+    """
+    with torch.no_grad(), torch.autocast(features.image.device.type, enabled=False):
+        images = at_least_float32(features.all_image)
+        mean = images.mean(0)
+        centered = images - mean
+        directions = torch.linalg.eigh(centered.T @ centered).eigenvectors[:, -components:]  # [d, components]
+
+    def kept(image: Tensor) -> Tensor:
+        with torch.autocast(image.device.type, enabled=False):
+            return mean + (at_least_float32(image) - mean) @ directions @ directions.T
+
+    return features._replace(image=kept(features.image), all_image=kept(features.all_image))
+
+
 def share_of_repeats(ids: Tensor) -> Tensor:
     """Return the share of entries [n] that repeat an entry before them, 0-D: 1 - distinct / n."""
     ordered = ids.sort().values

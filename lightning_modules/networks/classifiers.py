@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ...common.errors import UserError
 from ...common.names import did_you_mean
 from .cifar import CIFAR_NETWORKS, Classifier
+from .user_teacher import TeacherImages
 
 
 def freeze_classifier(network: Classifier) -> None:
@@ -34,12 +35,14 @@ class LibraryClassifier(Classifier):
     Args:
         network: model of the library, whose last layer computes the logits.
         classes: number of its classes, by which the last layer is recognized.
+        resize_to: side in pixels to which it resizes its images; None takes them as they are.
 
     Raises:
-        UserError: If the model does not have exactly one such layer, for example because it has two heads.
+        UserError: If the model does not have exactly one such layer, for example because it has two heads, or requires
+            another image size.
     """
 
-    def __init__(self, network: nn.Module, classes: int) -> None:
+    def __init__(self, network: nn.Module, classes: int, resize_to: int | None = None) -> None:
         super().__init__()
         last = [
             name
@@ -54,6 +57,15 @@ class LibraryClassifier(Classifier):
             )
         self.network = network
         self.image_size = _only_size(network)
+        self.resized: TeacherImages | None = None
+        if resize_to is not None:
+            if self.image_size not in (None, resize_to):
+                raise UserError(
+                    f"Expected images of {self.image_size} pixels for {type(network).__name__}, got the setting "
+                    f"{resize_to}: set it to {self.image_size}."
+                )
+            self.image_size = None
+            self.resized = TeacherImages(resize_to, None, None)
         layers = [f"layer{number}" for number in range(1, 5)]  # of residual networks in both libraries
         self.stages = [f"network.{name}" for name in layers] if all(hasattr(network, name) for name in layers) else []
         self.last = last[0]
@@ -66,7 +78,7 @@ class LibraryClassifier(Classifier):
         layer = self._layer()
         layer.open = True
         try:
-            features: Tensor = self.network(image)
+            features: Tensor = self.network(image if self.resized is None else self.resized(image))
         finally:
             layer.open = False
         return features
@@ -123,7 +135,9 @@ def _has_outputs(module: nn.Module, classes: int, network: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and module.out_features == classes
 
 
-def build_classifier(name: str, classes: int, pretrained: str | None = None) -> Classifier:
+def build_classifier(
+    name: str, classes: int, pretrained: str | None = None, resize_to: int | None = None
+) -> Classifier:
     """Build a classifier.
 
     Args:
@@ -131,9 +145,11 @@ def build_classifier(name: str, classes: int, pretrained: str | None = None) -> 
             "torchvision/<model>" and "timm/<model>" select the library.
         classes: number of classes C.
         pretrained: name of the library's weights to download, such as "IMAGENET1K_V1" (torchvision), or a tag of timm.
+        resize_to: side in pixels to which a model of a library resizes its images; None takes them as they are.
 
     Raises:
-        UserError: If there is no such model, or the weights are for another number of classes.
+        UserError: If there is no such model, the weights are for another number of classes, or the model cannot take
+            images of that size.
     """
     library, _, model = name.rpartition("/")
     if library not in ("", "torchvision", "timm"):
@@ -143,15 +159,20 @@ def build_classifier(name: str, classes: int, pretrained: str | None = None) -> 
     if not library and model in CIFAR_NETWORKS:
         if pretrained is not None:
             raise UserError(f"Expected a file with weights of {name}, got {pretrained!r}: name a file.")
+        if resize_to is not None:
+            raise UserError(
+                f"Expected a model of torchvision or timm that resizes its images to {resize_to} pixels, got {name}, "
+                "which takes images of any size: leave the setting out."
+            )
         return CIFAR_NETWORKS[model](classes)
     if library != "timm" and model in torchvision.models.list_models(module=torchvision.models):
-        return LibraryClassifier(_torchvision(model, classes, pretrained), classes)
+        return LibraryClassifier(_torchvision(model, classes, pretrained), classes, resize_to)
     if library != "torchvision" and timm.is_model(model):
         tagged = model if pretrained in (None, "DEFAULT") else f"{model}.{pretrained}"
         if pretrained is not None:
             _check_classes(timm.models.get_pretrained_cfg(tagged).num_classes, classes, pretrained, name)
         made = timm.create_model(tagged, pretrained=pretrained is not None, num_classes=classes)
-        return LibraryClassifier(made, classes)
+        return LibraryClassifier(made, classes, resize_to)
     names = [*CIFAR_NETWORKS, *torchvision.models.list_models(module=torchvision.models), *timm.list_models()]
     raise UserError(
         f"Expected a CIFAR network or a model of torchvision or timm, got {name!r}: {did_you_mean(model, names)}"

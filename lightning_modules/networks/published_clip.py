@@ -24,7 +24,7 @@ from ..core.frozen import Frozen, reads_weights
 from ..core.programs import padding_tokenizer
 from .attention import set_clip_attention
 from .clip.files import CONFIG_NAME, folder_of, is_tag
-from .clip.models import build_model, preset_of
+from .clip.models import build_model, model_config, preset_of
 from .clip.pair import TowerPair
 from .clip.preprocessing import preprocessing_of, preprocessing_of_training
 from .clip.shapes import Model, resolved
@@ -136,12 +136,21 @@ def _from_folder(path: Path) -> Loaded:
     source = f"local-dir:{path}"
     _refuse_remote_code(path)
     try:
-        return _loaded(open_clip.create_model(source, require_pretrained=True), source)
+        network = open_clip.create_model(source, require_pretrained=True, **_moved_encoder(path))
+        return _loaded(network, source)
     except Exception as error:  # open_clip passes on any error of its parts
         raise UserError(
             f"Expected a model that open_clip can load in the folder {str(path)!r}, got an error "
             f"({_shortened(error)}): get the folder again."
         ) from error
+
+
+def _moved_encoder(path: Path) -> dict[str, Any]:
+    """Return open_clip's option for a folder with the configuration of its text encoder, which names the folder."""
+    text = json.loads((path / CONFIG_NAME).read_text(encoding="utf-8"))["model_cfg"]["text_cfg"]
+    if "hf_model_name" not in text or not (path / "config.json").is_file():
+        return {}
+    return {"text_cfg": text | {"hf_model_name": str(path), "hf_model_pretrained": False}}
 
 
 def _refuse_remote_code(path: Path) -> None:
@@ -208,7 +217,7 @@ def _of_training(content: Mapping[str, Any], source: str) -> Loaded:
     name = resolved(content["hyper_parameters"]["model"])
     if not isinstance(network.text, EncoderTower):
         return Loaded(network, preprocessing, _tokenizer(name, network))
-    text, _ = saved_tokenizer(content)
+    text, _ = saved_tokenizer(content, model_config(name)["text_cfg"].get("hf_tokenizer_name"))
     if text is None:
         raise UserError(f"Expected the tokenizer of the text tower in {source}, found none: export it with one.")
     encode = padding_tokenizer(text, network.context_length, network.text.pad_token_id)

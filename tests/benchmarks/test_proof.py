@@ -145,6 +145,11 @@ def test_comments_and_docstrings_are_not_of_the_step_but_numbers_are():
     assert code_hash(source) != code_hash("def f(x):\n    return 3 * x\n")
 
 
+def test_hashes_of_code_are_the_same_in_all_versions_of_python():
+    source = 'class A(B):\n    def f(self, x: int = 0) -> str:\n        return f"{{{x:<{self.w}}}} {x!r:>8.4g}"\n'
+    assert code_hash(source) == "7ae8a08ddfd4"
+
+
 def test_two_processes_append_a_line_once_and_a_torn_line_is_replaced(tmp_path):
     file = tmp_path / "results" / "claim.jsonl"
     line = {"variant": "a", "budget": "b", "learning_rate": 0.1, "seed": 0, "text": "x" * 100_000}

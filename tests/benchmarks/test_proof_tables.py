@@ -104,11 +104,14 @@ def test_a_claim_of_the_repository_is_complete(file):
             claim.budget(budget.like[1])
     for trained in (*claim.variants, *claim.preparations):
         assert set(trained.needs) <= {preparation.name for preparation in claim.preparations}
-    folders = {name: name for name in ("data", "folder", *(preparation.name for preparation in claim.preparations))}
+    names = ("data", "work", "folder", "checkpoint", *(preparation.name for preparation in claim.preparations))
+    folders = {name: name for name in names}
     for trained in (*claim.variants, *claim.preparations):
         words = [*(claim.words if trained in claim.variants else ()), *trained.words]
         if words:
             resolved_config(filled(words, folders, {"epoch": 8.0, "steps": 80.0}))
+    for probe in (probe for variant in claim.variants for probe in variant.probes):
+        resolved_config(filled(probe.words, folders, {"epoch": 8.0}))
     runs = [run for _, run in planned(claim, [])]
     assert len({run.folder_name for run in runs}) == len(runs)
 

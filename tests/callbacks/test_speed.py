@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
@@ -145,3 +146,22 @@ def test_a_rate_that_is_not_positive_is_refused_in_one_sentence(tmp_path, monkey
     ran = run("fit", "--config", tiny_config(tmp_path), *own)
     assert ran.status
     assert "Expected peak_flops of SpeedMonitor of more than 0, got -1" in ran.sentence
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 12, 3, stride=2, padding=1),
+        nn.ConvTranspose2d(8, 12, 4, stride=2),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.ConvTranspose2d(8, 12, 4, groups=4),
+    ],
+)
+def test_a_convolution_costs_three_times_its_forward_pass_with_any_number_of_groups(layer):
+    image = torch.randn(2, 8, 9, 9, requires_grad=True)
+    with CountFlops() as forward:
+        loss = layer(image).sum()
+    with CountFlops() as backward:
+        loss.backward()
+    assert forward.flops > 0
+    assert backward.flops == 2 * forward.flops

@@ -25,7 +25,12 @@ from vlightning.commands.search.command import parser_of_search
 from vlightning.datamodules import ReinforcedShapesDataModule
 from vlightning.lightning_modules import MobileCLIPModule
 
-(OWN_DATA,) = [block for block in blocks("docs/data.md", "yaml") if block.startswith("# my_data.yaml")]
+OWN_FILES = {
+    "my_data.yaml": blocks("docs/data.md", "yaml"),
+    "photos.yaml": blocks("docs/two_towers.md", "yaml"),
+    "emoji.yaml": blocks("docs/two_towers.md", "yaml"),
+}
+"""Files that readers write, which commands name, and the blocks of their pages."""
 COMMANDS = [command.split("&& ")[-1] for command in commands() if re.search(r"(^|&& )vlightning( |$)", command)]
 OTHERS = [command for command in commands() if not re.search(r"(^|&& )vlightning( |$)", command)]
 
@@ -33,7 +38,9 @@ OTHERS = [command for command in commands() if not re.search(r"(^|&& )vlightning
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    Path("my_data.yaml").write_text(OWN_DATA)
+    for name, found in OWN_FILES.items():
+        (content,) = [block for block in found if block.startswith(f"# {name}\n")]
+        Path(name).write_text(content)
     words = shlex.split(command)[1:]
     match words[:1]:
         case [] | ["--help"]:
@@ -72,6 +79,8 @@ def test_every_command_that_is_shown_parses(command: str, tmp_path: Path, monkey
         del words[at : at + 2]
         if words == ["test"] or words == ["predict"]:
             return  # everything comes from the checkpoint: tests/commands/cli/test_resume.py
+        if words[0] == "predict":  # the classes come from it, here those of a run with stores
+            words[1:1] = ["--model=CLIPModule", "--data=ImageTextDataModule"]
     if any(word.endswith(".help") for word in words):
         assert run(*words).status == 0
         return

@@ -50,7 +50,10 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
     arguments = content["hyper_parameters"]
     name, size = resolved(arguments["model"]), arguments["vision"]["image_size"]
     record = preprocessing_of_training(content)
-    tokenizer = saved_tokenizer(content)[0] if isinstance(network.text, EncoderTower) else None
+    tokenizer = None
+    note = ""
+    if isinstance(network.text, EncoderTower):
+        tokenizer, note = saved_tokenizer(content, model_config(name)["text_cfg"].get("hf_tokenizer_name"))
     if layout == "vendor":
         if Path(target).is_dir():
             raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
@@ -71,4 +74,5 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
         export_towers(network, target, layout, size, **options)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
-    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}; {described(record)}{unsure}."
+    without = f" {note}" if note and tokenizer is None else ""
+    return f"Wrote {target} with the {kind} of {name} in the layout {layout!r}{without}; {described(record)}{unsure}."

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 
 from support.methods.classification import accuracies, metrics_of
 from support.methods.tiny_modules import trainer
+from support.methods.zero_shot import PlainPairs
 from support.runs.command_line import run
 from support.runs.distributed import rank_trainer, run_distributed
 from vlightning.callbacks import OwnClassification, ZeroShotClassification, rank, world_size
@@ -18,18 +19,6 @@ from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapeClassesDataModule
 
 CLASSES, IMAGES = 7, 53
-
-
-class Pairs(LightningDataModule):
-    """Training data, without an encoder of texts."""
-
-    def train_dataloader(self):
-        return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(torch.zeros(4, 3), batch_size=2)
-
-    test_dataloader = val_dataloader
 
 
 class Images(LightningDataModule):
@@ -105,7 +94,7 @@ def callback(data=None, **options):
 
 def validate(*callbacks, module=None, pairs=None, **options):
     runs = trainer(*callbacks, **options)
-    runs.validate(module or Classifier(), pairs or Pairs(), verbose=False)
+    runs.validate(module or Classifier(), pairs or PlainPairs(), verbose=False)
     return runs
 
 
@@ -122,7 +111,7 @@ def test_accuracies_equal_plain_loops_under_the_default_name():
 def test_the_test_split_is_measured_after_test():
     module, data = Classifier(), Images()
     runs = trainer(callback(data, name="birds"))
-    runs.test(module, Pairs(), verbose=False)
+    runs.test(module, PlainPairs(), verbose=False)
     expected = reference(module, data, 20)
     assert expected != reference(module, data)
     assert found(runs, "test", "birds") == pytest.approx(expected, abs=1e-4)
@@ -147,7 +136,7 @@ def test_logits_are_computed_in_the_trainers_precision(precision, dtype, autocas
     assert (module.record.dtypes, module.record.autocast) == ({dtype}, {autocast})
 
 
-class Sized(Pairs):
+class Sized(PlainPairs):
     """A datamodule with a transform, like those of this package."""
 
     @staticmethod
@@ -229,7 +218,7 @@ def test_training_is_bit_identical_with_and_without_the_callback():
     for callbacks in ([], [callback()]):
         torch.manual_seed(5)
         module = Classifier()
-        trainer(*callbacks, max_epochs=2, val_check_interval=2).fit(module, Pairs())
+        trainer(*callbacks, max_epochs=2, val_check_interval=2).fit(module, PlainPairs())
         assert bool(module.record.images) == bool(callbacks)
         assert module.training
         assert module.dropout.training
@@ -239,17 +228,17 @@ def test_training_is_bit_identical_with_and_without_the_callback():
 
 def test_every_second_epoch_is_measured():
     module = Classifier()
-    trainer(callback(every_n_epochs=2), max_epochs=5, num_sanity_val_steps=0).fit(module, Pairs())
+    trainer(callback(every_n_epochs=2), max_epochs=5, num_sanity_val_steps=0).fit(module, PlainPairs())
     assert module.record.images == 2 * IMAGES
 
 
 def test_the_sanity_check_takes_one_batch_and_logs_nothing():
     module = Classifier()
     runs = trainer(callback(), num_sanity_val_steps=1, limit_train_batches=0)
-    runs.fit(module, Pairs())
+    runs.fit(module, PlainPairs())
     assert (module.record.images, found(runs)) == (8, {})
     with pytest.raises(UserError, match="Expected labels from 0 to 2"):
-        trainer(callback(Images(torch.full((IMAGES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), Pairs())
+        trainer(callback(Images(torch.full((IMAGES,), 3))), num_sanity_val_steps=1).fit(Classifier(3), PlainPairs())
 
 
 class OnFirst(Images):
@@ -264,7 +253,7 @@ def both_kinds(make):
     ends = []
     for data, classes in ((OnFirst(), CLASSES), (shapes(), shapes().num_classes)):
         module, runs = Classifier(classes), make(callbacks=[callback(data)])
-        runs.validate(module, Pairs(), verbose=False)
+        runs.validate(module, PlainPairs(), verbose=False)
         ends.append((found(runs), module.record.images))
     return ends
 
@@ -286,7 +275,7 @@ def with_dead_ones(make):
     """A module that has no logit of class 6, which is the right one of ten images, and cannot see two images."""
     module, runs = Classifier(), make(callbacks=[callback(SomeDead())])
     module.head.bias.data[6] = torch.inf
-    runs.validate(module, Pairs(), verbose=False)
+    runs.validate(module, PlainPairs(), verbose=False)
     return found(runs)
 
 

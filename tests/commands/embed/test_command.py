@@ -1,7 +1,9 @@
 """`vlightning embed` as it is typed: what it writes, and that a killed, repeated or divided command writes the same."""
 
 import json
+import shutil
 import signal
+from collections import namedtuple
 from pathlib import Path
 
 import open_clip
@@ -165,6 +167,14 @@ def test_without_a_model_the_locked_towers_of_the_config_run(files, stored, tmp_
     for row, (_, caption) in enumerate(read_table(files / "pairs.csv")):
         torch.testing.assert_close(store.text(row, caption), both.text(row, caption), atol=1e-5, rtol=1e-5)
     assert "got --of images: lock that tower" in run(*given, "--model.tuning.lock_text=all", "--of=images").sentence
+
+
+def test_a_disk_that_is_too_small_is_reported_before_writing(files, tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**6, 0, 20_000))
+    expected = "Expected room for about 131 KB"  # 4 bytes x 512 numbers x 32 rows, of an image and a text
+    assert run(*words(files, tmp_path / "store")).sentence.startswith(expected)
+    assert list((tmp_path / "store").iterdir()) == []
 
 
 def test_a_folder_with_other_files_and_other_weights_are_refused(files, stored, tmp_path):

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.nn.functional import normalize
 
 from support.data.colors import read_table, write_colors
-from support.methods.published import write_published
+from support.methods.published import tiny_clip, write_published
 from support.runs.command_line import run
 from vlightning.commands.demo.folder import read_folder
 from vlightning.commands.demo.stored import stored_folder
@@ -84,6 +84,17 @@ def test_above_a_number_of_rows_an_index_answers_with_its_recall(files, expected
     monkeypatch.setattr(index, "find_spec", lambda name: None)
     assert "(the extra search has an index)" in run("search", f"{files}/store", "dark").out
     assert "pip install 'vlightning[search]'" in run("search", f"{files}/store", "dark", "--method=index").sentence
+
+
+def test_a_model_is_that_of_the_store_in_any_layout(files, tmp_path):
+    module = tiny_clip(weights=f"{files}/model")
+    module.load_initial_weights()
+    module.save_pretrained(tmp_path / "export")
+    expected_lines = lines(run("search", f"{files}/store", "dark"))
+    for model in (f"{files}/model", tmp_path / "export"):
+        assert lines(run("search", f"{files}/store", "dark", f"--model={model}")) == expected_lines
+    other = write_published(tmp_path / "other", seed=8)
+    assert "Expected the model of the store" in run("search", f"{files}/store", "dark", f"--model={other}").sentence
 
 
 def test_hits_are_the_same_for_blocks_of_any_size(files, monkeypatch):

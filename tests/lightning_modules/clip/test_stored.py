@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.data.colors import read_table, write_colors, write_table
 from support.methods.published import LENGTH, write_published
 from support.runs.command_line import run
-from support.runs.stored import Encodings, Losses
+from support.runs.stored import Encodings, fit_with_losses
 from vlightning.common.errors import UserError
 from vlightning.common.preprocessing import Preprocessing
 from vlightning.datamodules import ImageTextDataModule
@@ -70,18 +70,7 @@ def trained(files, tuning, store=None, steps=-1, resumed=None, memory=None, more
         optim={"learning_rate": 1e-3},
         memory=memory or MemorySettings(),
     )
-    kept = Losses()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        max_steps=steps,
-        logger=False,
-        callbacks=[kept, *more],
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, datamodule=data_of(files, store, **options), ckpt_path=resumed)
+    kept, trainer = fit_with_losses(module, data_of(files, store, **options), EPOCHS, more, resumed, steps)
     return kept, module, trainer
 
 

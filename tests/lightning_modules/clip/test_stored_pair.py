@@ -5,7 +5,7 @@ import json
 import pytest
 import timm
 import torch
-from lightning import Trainer, seed_everything
+from lightning import seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import save_file
 
@@ -13,7 +13,7 @@ from support.data.colors import write_colors
 from support.methods.encoders import write_encoder, write_tokenizer
 from support.runs.command_line import run
 from support.runs.distributed import run_ddp_fit
-from support.runs.stored import Encodings, Losses
+from support.runs.stored import Encodings, Losses, fit_with_losses
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.stores.store import FeatureStore
@@ -65,17 +65,7 @@ def built(files, tuning, store=None, pair=None, **options):
 def trained(files, tuning, store=None, more=(), resumed=None, **options):
     """Fit, and return the losses and the module."""
     module, data = built(files, tuning, store, **options)
-    kept = Losses()
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=EPOCHS,
-        logger=False,
-        callbacks=[kept, *more],
-        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(module, datamodule=data, ckpt_path=resumed)
+    kept, _ = fit_with_losses(module, data, EPOCHS, more, resumed)
     return kept, module
 
 

@@ -1,6 +1,7 @@
 """Two towers of one's own as a user types them: networks and folders, images and a CSV of captions."""
 
 import csv
+import json
 import random
 import shutil
 from pathlib import Path
@@ -102,6 +103,48 @@ def test_a_resumed_run_is_the_uninterrupted_one(trained, tmp_path, monkeypatch):
         assert torch.equal(tensor, states[1][name]), name
 
 
+def embeddings(model, texts, image):
+    """Of a model as `evaluate`, `embed`, `search` and the demo load it."""
+    return model.encode_images(model.transform(image)[None]), model.encode_texts(texts)
+
+
+def test_without_a_saved_tokenizer_exports_have_that_of_the_tower(files, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts, image = ["dark half", "full"], Image.open(files / "images/3.png")
+    expected = embeddings(load_model(str(trained)), texts, image)
+    content = AtomicCheckpointIO().load_checkpoint(trained)
+    content["hyper_parameters"]["model"]["text"]["name"] = str(files / "text")
+    for name in [name for name in content if name.endswith("DataModule")]:
+        del content[name]["tokenizer"]
+    content["datamodule_hyper_parameters"]["tokenizer"] = None
+    AtomicCheckpointIO().save_checkpoint(content, "bare.ckpt")
+    torch.testing.assert_close(embeddings(load_model("bare.ckpt"), texts, image), expected)
+    for layout in ("vlightning", "open_clip"):
+        done = run("export", "--layout", layout, "bare.ckpt", layout)
+        assert done.status == 0, done.err
+        assert Path(layout, "tokenizer.json").is_file()
+    torch.testing.assert_close(embeddings(load_model("vlightning"), texts, image), expected)
+    CLIPModule.load_from_checkpoint("bare.ckpt").save_pretrained("python")
+    torch.testing.assert_close(embeddings(load_model("python"), texts, image), expected)
+
+
+def test_a_moved_folder_of_open_clip_loads(files, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run("export", "--layout=open_clip", str(trained), "first").status == 0
+    Path("first").rename("second")
+    texts, image = ["dark half", "full"], Image.open(files / "images/3.png")
+    expected = embeddings(load_model(str(trained)), texts, image)
+    moved = load_model("local-dir:second")
+    torch.testing.assert_close(embeddings(moved, [f"a {text}" for text in texts], image), expected)
+    text = json.loads(Path("second/open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
+    loaded, _, _ = open_clip.create_model_and_transforms(
+        "local-dir:second", text_cfg=text | {"hf_model_name": "second"}
+    )
+    ids = open_clip.get_tokenizer("local-dir:second")([f"a {text}" for text in texts])
+    with torch.no_grad():
+        torch.testing.assert_close(loaded.eval().encode_text(ids, normalize=True), expected[1])
+
+
 @torch.no_grad()
 def test_each_layout_computes_what_the_checkpoint_does(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -118,11 +161,11 @@ def test_each_layout_computes_what_the_checkpoint_does(trained, tmp_path, monkey
     assert_close(pretrained.model.encode_images(image)[0], expected[0])
     assert_close(pretrained.model.encode_texts(**pretrained.tokenizer(texts)), expected[1])
 
-    theirs, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/open_clip")
+    loaded, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/open_clip")
     ids = open_clip.get_tokenizer(f"local-dir:{tmp_path}/open_clip")([f"a {text}" for text in texts])
-    theirs.eval()
-    assert_close(theirs.encode_image(image, normalize=True), expected[0])
-    assert_close(theirs.encode_text(ids, normalize=True), expected[1])
+    loaded.eval()
+    assert_close(loaded.encode_image(image, normalize=True), expected[0])
+    assert_close(loaded.encode_text(ids, normalize=True), expected[1])
 
     program = torch.export.load("torch_export/text.pt2").module()
     teacher = load_published(None, "vlightning")

@@ -462,6 +462,23 @@ def test_library_networks_return_their_features(name, width):
     assert network(image).shape == (2, 7)
 
 
+def test_a_network_of_a_library_resizes_its_images():
+    plain = build_classifier("timm/resnet10t", 7).eval()
+    resizing = build_classifier("timm/resnet10t", 7, resize_to=48).eval()
+    resizing.load_state_dict(plain.state_dict())
+    image = torch.randn(2, 3, 16, 16)
+    larger = torch.nn.functional.interpolate(image, (48, 48), mode="bilinear", antialias=True)
+    torch.testing.assert_close(resizing(image), plain(larger))
+    assert not torch.allclose(resizing(image), plain(image))
+    vit = build_classifier("timm/vit_tiny_patch16_224", 7, resize_to=224)
+    assert vit.image_size is None
+    assert vit(image).shape == (2, 7)
+    with pytest.raises(UserError, match="set it to 224"):
+        build_classifier("timm/vit_tiny_patch16_224", 7, resize_to=48)
+    with pytest.raises(UserError, match="leave the setting out"):
+        build_classifier("resnet8", 7, resize_to=48)
+
+
 TWO_HEADS_OR_NONE = [("timm/levit_128", "head_dist.linear"), ("squeezenet1_1", "SqueezeNet, got 0")]
 
 

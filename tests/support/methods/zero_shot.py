@@ -39,11 +39,8 @@ def word_vectors():
 VECTORS = word_vectors()
 
 
-class Pairs(LightningDataModule):
-    """Training data with an encoder of texts."""
-
-    def encoder(self):
-        return Words()
+class PlainPairs(LightningDataModule):
+    """Training data without an encoder of texts."""
 
     def train_dataloader(self):
         return DataLoader(torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), batch_size=2, shuffle=True)
@@ -52,6 +49,13 @@ class Pairs(LightningDataModule):
         return DataLoader(torch.zeros(4, 3), batch_size=2)
 
     test_dataloader = val_dataloader
+
+
+class Pairs(PlainPairs):
+    """Training data with an encoder of texts."""
+
+    def encoder(self):
+        return Words()
 
 
 class Images(LightningDataModule):

@@ -1,6 +1,7 @@
 """What a training reads and runs, to compare one that reads a store with one that does not."""
 
-from lightning import Callback
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 
 class Losses(Callback):
@@ -34,3 +35,20 @@ class Encodings(Callback):
             return encode(*args)
 
         return encodes
+
+
+def fit_with_losses(module, data, epochs, more=(), resumed=None, steps=-1):
+    """Fit on a CPU without files, but for checkpoints of a callback among `more`; return the losses and the Trainer."""
+    kept = Losses()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        max_steps=steps,
+        logger=False,
+        callbacks=[kept, *more],
+        enable_checkpointing=any(isinstance(callback, ModelCheckpoint) for callback in more),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=data, ckpt_path=resumed)
+    return kept, trainer
