@@ -14,7 +14,7 @@ from ...common.files import WriteError, remove
 from ...common.manifest import MANIFEST, plain_json, write_manifest
 from ...common.messages import warn
 from ...datamodules.stores.identity import transform_digest
-from ...datamodules.stores.shards import ShardRows, finished_shards, shard_path, write_shard
+from ...datamodules.stores.shards import SUFFIX, ShardRows, shard_path, write_shard
 from ...datamodules.stores.store import FeatureStore
 from ...lightning_modules.core.towers import tower_digests
 from .model import ImageTextModel
@@ -92,9 +92,9 @@ def write_kept(folder: Path, rows: ShardRows, settings: dict[str, Any], first: i
         for start in range(first // SHARD_SIZE * SHARD_SIZE, count, SHARD_SIZE):
             write_shard(shard_path(folder, start // SHARD_SIZE), rows.between(start, start + SHARD_SIZE))
         write_manifest(folder / MANIFEST, settings | content | {"data": data}, complete=True)
-        for number in finished_shards(folder, 1 + 2 * count // SHARD_SIZE):
-            if number * SHARD_SIZE >= count:
-                remove(shard_path(folder, number))
+        for file in folder.glob(f"*{SUFFIX}"):
+            if int(file.stem) * SHARD_SIZE >= count:
+                remove(file)
     except WriteError as error:
         warn(f"The features are not kept: {error}")
 

@@ -33,8 +33,8 @@ class StoreEmbeddings:
             )
         if store.sides["image"].get("normalized"):
             raise UserError(
-                f"Expected a store of embeddings that are not normalized as data.embeddings, got {str(store.folder)!r}, "
-                "which `vlightning demo` or `evaluate` keeps: embed the images."
+                f"Expected a store of `vlightning embed` as data.embeddings, got {str(store.folder)!r} with normalized "
+                "embeddings, as the demo and the evaluation keep them: embed the images."
             )
         self.store = store
         self.join_on = join_on
