@@ -1,30 +1,27 @@
-"""Embeddings of the images of a folder and of captions, kept on disk."""
+"""Embeddings of the images of a folder and of captions, kept in stores."""
 
-import hashlib
 import json
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-import numpy as np
 import torch
-from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ...common.errors import UserError
-from ...common.files import WriteError, replacing
-from ...common.messages import say, warn
+from ...common.messages import say
+from ...datamodules.stores.shards import NOT_FINITE, ShardRows
+from ...datamodules.text.captions import text_id
 from ...metrics.finite import highest
 from ..evaluate.encoding import Loading, encode_images, encode_texts
+from ..evaluate.kept import image_settings, kept, kept_folder, read_kept, text_settings, write_kept
 from ..evaluate.model import ImageTextModel
 from ..evaluate.row_sets import NamedImages
 from .folder import ImageFolder, Stamp
 
-_BLOCK = 2048  # images between two writes of the file, so that a stopped embedding goes on
+_BLOCK = 2048  # images between two writes of the store, so that a stopped embedding goes on
 
 
 class Searched(Protocol):
@@ -59,64 +56,62 @@ def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loadin
     Raises:
         UserError: If no image can be used.
     """
-    file = cache / f"demo-{_key(model, str(folder.root))}.safetensors"
-    stamps = [folder.stamp(name) for name in folder.names]
-    embeddings = _read(file)
-    missing = [stamp[0] for stamp in stamps if stamp not in embeddings]
+    settings = image_settings(model, [str(folder.root)])
+    store = kept_folder(cache, settings)
+    keys = {name: _key(folder.stamp(name)) for name in folder.names}
+    rows = read_kept(store) or ShardRows()
+    embeddings = {} if rows.features is None else dict(zip(rows.keys, rows.features[:, 0], strict=True))
+    missing = [name for name in folder.names if keys[name] not in embeddings]
     if missing:
-        say(f"Embedding {len(missing):,} of {len(stamps):,} images.")
+        say(f"Embedding {len(missing):,} of {len(keys):,} images.")
+    embedded = {keys[name]: name for name in folder.names if keys[name] in embeddings}
     bad = 0
     for start in range(0, len(missing), _BLOCK):
         samples = NamedImages({name: folder.path(name) for name in missing[start : start + _BLOCK]}, model.transform)
-        by_name = {stamp[0]: stamp for stamp in stamps}
         encoded = encode_images(model, samples, loading)
         bad += sum(encoded.bad.values())
+        # Images that have changed or are gone are left out of the store.
+        stored = len(embedded) if set(rows.keys) == set(embedded) else 0
         for number, embedding in zip(encoded.index.tolist(), encoded.features, strict=True):
-            embeddings[by_name[samples.names[number]]] = embedding
-        embedded = [stamp for stamp in stamps if stamp in embeddings]
+            name = samples.names[number]
+            embeddings[keys[name]] = embedding
+            embedded[keys[name]] = name
         if embedded:
-            _write(file, torch.stack([embeddings[stamp] for stamp in embedded]), {"images": json.dumps(embedded)})
+            rows = _rows(folder, embedded, embeddings)
+            write_kept(store, rows, settings, stored)
         if len(missing) > _BLOCK:
             say(f"Embedded {min(start + _BLOCK, len(missing)):,}.")
-    embedded = [stamp for stamp in stamps if stamp in embeddings]
-    if not embedded:
+    names = [name for name in folder.names if keys[name] in embeddings]
+    if not names:
         raise UserError(f"Expected images in {str(folder.root)!r}, got {bad} that cannot be read: give another folder.")
-    return Index([stamp[0] for stamp in embedded], torch.stack([embeddings[stamp] for stamp in embedded]))
+    return Index(names, torch.stack([embeddings[keys[name]] for name in names]))
+
+
+def _rows(folder: ImageFolder, embedded: Mapping[int, str], embeddings: Mapping[int | None, Tensor]) -> ShardRows:
+    """Return the rows of a store of images, by the keys of their stamps."""
+    features = torch.stack([embeddings[key] for key in embedded])
+    faults = [None if finite else NOT_FINITE for finite in features.isfinite().all(1).tolist()]
+    paths = [str(folder.path(name)) for name in embedded.values()]
+    nothing: list[int | None] = [None] * len(paths)
+    return ShardRows(paths, nothing, list(embedded), faults, features[:, None], [[] for _ in paths])
+
+
+def _key(stamp: Stamp) -> int:
+    return text_id(json.dumps(stamp))
 
 
 def embed_captions(model: ImageTextModel, captions: Sequence[str], cache: Path) -> Index:
     """Embed captions, or read their embeddings."""
     if not captions:
         return Index(captions, torch.zeros(0, 1))
-    file = cache / f"demo-{_key(model, json.dumps(captions))}.safetensors"
-    with suppress(OSError, SafetensorError), safe_open(file, "pt") as content:
-        return Index(captions, content.get_tensor("embeddings"))
-    say(f"Embedding {len(captions):,} captions.")
-    embeddings = encode_texts(model, captions)
-    _write(file, embeddings, {})
-    return Index(captions, embeddings)
 
+    def encode() -> ShardRows:
+        say(f"Embedding {len(captions):,} captions.")
+        nothing: list[Any] = [None] * len(captions)
+        texts = [[caption] for caption in captions]
+        features = encode_texts(model, captions)
+        return ShardRows(list(captions), nothing, nothing, nothing, captions=texts, text_features=features)
 
-def _key(model: ImageTextModel, content: str) -> str:
-    """Return a name for embeddings, by the weights, the preprocessing of an image of noise, and what is embedded."""
-    noise = np.random.default_rng(0).integers(0, 256, (61, 83, 3), dtype=np.uint8)
-    prepared = model.finish(model.transform(Image.fromarray(noise))[None].to(model.device)).cpu()
-    fields = (model.sha256.encode(), prepared.numpy().tobytes(), content.encode())
-    return hashlib.sha256(b"\0".join(fields)).hexdigest()[:32]
-
-
-def _read(file: Path) -> dict[Stamp, Tensor]:
-    """Return the embeddings in a file; none if it cannot be read."""
-    with suppress(OSError, SafetensorError), safe_open(file, "pt") as content:
-        stamps: list[list[str | int]] = json.loads(content.metadata()["images"])
-        rows = content.get_tensor("embeddings")
-        return {(str(name), int(size), int(time)): row for (name, size, time), row in zip(stamps, rows, strict=True)}
-    return {}
-
-
-def _write(file: Path, embeddings: Tensor, metadata: dict[str, str]) -> None:
-    try:
-        with replacing(file) as staged:
-            save_file({"embeddings": embeddings}, staged, metadata)
-    except WriteError as error:
-        warn(f"The embeddings are not kept: {error}")
+    rows = kept(cache, partial(text_settings, model, list(captions)), encode)
+    assert rows.text_features is not None
+    return Index(captions, rows.text_features)

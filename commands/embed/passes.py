@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 
 from ...datamodules.base.loaders import inner_loader
-from ...datamodules.stores.shards import ShardRows, shard_path, write_shard
+from ...datamodules.stores.shards import NOT_FINITE, ShardRows, shard_path, write_shard
 from .preparation import Embedding
 from .rows import EmbeddedRow, EmbeddedSet, as_list
-
-NOT_FINITE = "embedding not finite"
 
 
 def embed(embedding: Embedding, shards: Sequence[int]) -> None:

@@ -3,25 +3,25 @@
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ...callbacks.distributed.collectives import gather, rank
+from ...callbacks.distributed.collectives import rank
 from ...common.errors import UserError
-from ...common.files import replacing
 from ...common.messages import say
+from ...datamodules.stores.shards import ShardRows
 from ...metrics.classification import nearest_neighbours, zero_shot_scores
 from . import row_sets
 from .classification import attribute_metrics, classification_metrics, few_shot, linear_probe
 from .encoding import Encoded, Loading, encode_classes, encode_images
 from .image_sets import ImageSet, Prompts, read_prompts
+from .kept import image_settings, kept, text_settings
 from .model import ImageTextModel
 from .results import ABSENT, Result, read_results, write_results
 from .row_sets import find_table
@@ -37,7 +37,7 @@ class Settings:
         shots: Training images of each class; None for all.
         c: Inverse weight of the linear probe's penalty.
         temperature: Temperature of their weights.
-        cache: Folder of encoded classes and training images; None keeps none.
+        cache: Folder of the stores of encoded classes and training images; None keeps none.
         names: Class names instead of those that a set ships.
         templates: Prompts, with `{}` where the name goes, instead of those that a set ships.
     """
@@ -223,38 +223,34 @@ def _table(model: ImageTextModel, task: Task, settings: Settings, protocols: lis
 
 
 def _classes(model: ImageTextModel, settings: Settings, names: list[str], templates: list[str]) -> Tensor:
-    """Return the embeddings of classes, from the cache if they were encoded before."""
-    key = json.dumps([names, templates])
-    return _cached(model, settings, key, lambda: {"classes": encode_classes(model, names, templates)})["classes"]
+    """Return the embeddings of classes, from their store if they were encoded before."""
+
+    def encode() -> ShardRows:
+        nothing: list[Any] = [None] * len(names)
+        captions = [[name] for name in names]
+        features = encode_classes(model, names, templates)
+        return ShardRows(list(names), nothing, nothing, nothing, captions=captions, text_features=features)
+
+    rows = kept(settings.cache, partial(text_settings, model, [names, templates]), encode)
+    assert rows.text_features is not None
+    return rows.text_features
 
 
 def _training(
     model: ImageTextModel, task: Task, folder: Path, classes: int, settings: Settings
 ) -> tuple[Tensor, Tensor]:
-    """Return the features and the labels of the training images, from the cache if they were encoded before."""
+    """Return the features and the labels of the training images, from their store if they were encoded before."""
 
-    def encode() -> dict[str, Tensor]:
+    def encode() -> ShardRows:
         images = encode_images(model, ImageSet(folder, "train", model.transform, classes), settings.loading)
-        return {"features": images.features, "label": images.label}
+        index = images.index.tolist()
+        nothing: list[Any] = [None] * len(index)
+        names = [f"{task.key} train, row {row}" for row in index]
+        no_texts: list[list[str]] = [[] for _ in index]
+        features = images.features[:, None]
+        return ShardRows(names, index, nothing, nothing, features, no_texts, labels=images.label.tolist())
 
     stamps = [[file.name, file.stat().st_size] for file in sorted((folder / "train").glob("*.tar"))]
-    tensors = _cached(model, settings, json.dumps([task.key, stamps]), encode)
-    return tensors["features"], tensors["label"]
-
-
-def _cached(
-    model: ImageTextModel, settings: Settings, key: str, make: Callable[[], dict[str, Tensor]]
-) -> dict[str, Tensor]:
-    """Return tensors from the cache, or make them and write them there."""
-    if settings.cache is None:
-        return make()
-    name = hashlib.sha256(f"{model.sha256}\0{key}".encode()).hexdigest()[:32]
-    file = settings.cache / f"{name}.safetensors"
-    # All processes do the same, since they encode together: rank 0 writes only after all have looked.
-    if bool(gather(torch.tensor([file.is_file()])).all()):
-        return load_file(file)
-    tensors = make()
-    if rank() == 0:
-        with replacing(file) as staged:
-            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, staged)
-    return tensors
+    rows = kept(settings.cache, partial(image_settings, model, [task.key, stamps]), encode)
+    assert rows.features is not None
+    return rows.features[:, 0], torch.tensor(rows.labels, dtype=torch.long)

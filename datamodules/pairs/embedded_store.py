@@ -31,6 +31,11 @@ class StoreEmbeddings:
                 f"Expected a store with plain views of images as data.embeddings, got {str(store.folder)!r} with "
                 f"{what}: embed the images without --views."
             )
+        if store.sides["image"].get("normalized"):
+            raise UserError(
+                f"Expected a store of `vlightning embed` as data.embeddings, got {str(store.folder)!r} with normalized "
+                "embeddings, as the demo and the evaluation keep them: embed the images."
+            )
         self.store = store
         self.join_on = join_on
         self.paths: list[Path] = [store.folder]

@@ -18,8 +18,10 @@ import torch
 from ...common.files import replacing
 
 SUFFIX = ".arrow"
+NOT_FINITE = "embedding not finite"
+"""Fault of a row."""
 IMAGE, IMAGE_ID, KEY, FAULT, FEATURES = "image", "image_id", "key", "fault", "image_features"
-CAPTIONS, TEXT_FEATURES = "captions", "text_features"
+CAPTIONS, TEXT_FEATURES, LABEL = "captions", "text_features", "label"
 
 
 @dataclass
@@ -34,6 +36,7 @@ class ShardRows:
         features: features of the images, float32 [N, K, D], zeros for rows with a fault; None without images.
         captions: captions of each row.
         text_features: features of all captions, float32 [T, E]; None without texts.
+        labels: class of each row, -1 for none; None without labels.
     """
 
     names: list[str] = field(default_factory=list)
@@ -43,6 +46,23 @@ class ShardRows:
     features: torch.Tensor | None = None
     captions: list[list[str]] = field(default_factory=list)
     text_features: torch.Tensor | None = None
+    labels: list[int] | None = None
+
+    def between(self, start: int, stop: int) -> ShardRows:
+        """Return some of the rows, with their captions."""
+        part = slice(start, stop)
+        first = sum(map(len, self.captions[:start]))
+        last = first + sum(map(len, self.captions[part]))
+        return ShardRows(
+            self.names[part],
+            self.image_ids[part],
+            self.keys[part],
+            self.faults[part],
+            None if self.features is None else self.features[part],
+            self.captions[part],
+            None if self.text_features is None else self.text_features[first:last],
+            None if self.labels is None else self.labels[part],
+        )
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -66,6 +86,8 @@ def write_shard(path: Path, rows: ShardRows) -> None:
             starts, pa.array([text for texts in rows.captions for text in texts], pa.string())
         )
         columns[TEXT_FEATURES] = pa.ListArray.from_arrays(starts, _vectors(rows.text_features))
+    if rows.labels is not None:
+        columns[LABEL] = pa.array(rows.labels, pa.int64())
     batch = pa.record_batch(list(columns.values()), list(columns))
     with replacing(path) as staged, pa.OSFile(str(staged), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)

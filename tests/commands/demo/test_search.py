@@ -21,7 +21,9 @@ from vlightning.commands.demo.search import SHOWN, Search
 from vlightning.commands.demo.server import Guard
 from vlightning.commands.evaluate.encoding import Loading
 from vlightning.commands.evaluate.model import load_model
+from vlightning.commands.search.index import StoreSearch
 from vlightning.datamodules.base.faults import BadSample
+from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules.evaluation.reranking import Orders
 
 HERE = Loading(8, 0)
@@ -150,9 +152,15 @@ def test_only_new_and_changed_images_are_embedded_and_all_by_another_model(model
     after = embed(first)
     assert embedded == [["03.png", "new.png"]]
     assert [name for name in after.names] == sorted({*before.names, "new.png"} - {"01.png"})
+    (folder,) = cache.iterdir()
+    store = FeatureStore(folder)  # which `vlightning search` reads
+    assert sorted(store.names()) == [str(root / name) for name in after.names]
+    for name, embedding in zip(after.names, after.embeddings, strict=True):
+        hits = StoreSearch(store, "image").search(embedding[None], 1)
+        assert store.name(int(hits.row)) == str(root / name)
     embed(other)
     assert len(embedded[0]) == 6
-    for file in cache.iterdir():  # damaged files are written again
+    for file in cache.rglob("*.arrow"):  # damaged files are written again
         file.write_bytes(b"\0" * 20)
     embed(first)
     assert len(embedded[0]) == 6

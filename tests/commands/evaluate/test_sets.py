@@ -28,13 +28,14 @@ from support.data.evaluation_sets import (
 )
 from support.runs.command_line import run
 from vlightning.commands.evaluate.encoding import Loading, encode_classes, encode_images
-from vlightning.commands.evaluate.image_sets import ImageSet
+from vlightning.commands.evaluate.image_sets import ImageSet, read_prompts
 from vlightning.commands.evaluate.report import compare, markdown, write_report
 from vlightning.commands.evaluate.results import aggregates, read_results
 from vlightning.commands.evaluate.row_sets import cue_prompt, retrieval
 from vlightning.commands.evaluate.run import Settings, evaluate
 from vlightning.commands.evaluate.tasks import AGGREGATES, DATACOMP, SUITES, TASKS, chosen_tasks
 from vlightning.common.errors import UserError
+from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules.evaluation.retrieval import RetrievalEvaluation
 
 
@@ -332,6 +333,13 @@ def test_probes_read_the_training_split_and_keep_its_features(tmp_path, monkeypa
         file.write_bytes(b"x" * size)
     again = evaluate(color_model(), [task], settings(tmp_path, protocols=("knn",), **options), tmp_path / "2.jsonl")
     assert again[0].main == 1.0
+    kept = [FeatureStore(folder) for folder in (tmp_path / "cache").iterdir()]
+    (train,) = (store for store in kept if store.sides["image"] is not None)
+    (classes,) = (store for store in kept if store.sides["text"] is not None)
+    assert [shard.values("label") for shard in train.shards] == [LABELS * 2]
+    names = read_prompts(folder).names
+    assert [classes.caption_at(number) for number in range(len(names))] == names
+    assert train.width("image") == classes.width("text") == 3
 
 
 def with_non_finite_features(model, color):
