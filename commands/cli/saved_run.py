@@ -151,7 +151,8 @@ def step_of(checkpoint: Path) -> int:
         content = next(name for name in archive.namelist() if name.endswith("/data.pkl"))
         with archive.open(content) as stream:
             written = islice(pickletools.genops(stream), 50)
-            values = [argument for operation, argument, _ in written if "PUT" not in operation.name]  # no references
+            # References to earlier values have "PUT" in their names.
+            values: list[Any] = [argument for operation, argument, _ in written if "PUT" not in operation.name]
     if "global_step" not in values:
         return int(_plain_content(checkpoint)["global_step"])
     return int(values[values.index("global_step") + 1])

@@ -72,8 +72,8 @@ def load_encoders(student: ALBEFNetwork, vision: VisionSettings, text: TextSetti
     image_source = "image encoder at random"
     text_source = "text and fusion encoder at random"
     if vision.weights is not None:
-        pretrained = vision.name is not None and vision.weights == PRETRAINED
-        image_source = load_vision_weights(student.visual_encoder, vision.name if pretrained else vision.weights)
+        named = vision.name if vision.name is not None and vision.weights == PRETRAINED else vision.weights
+        image_source = load_vision_weights(student.visual_encoder, named)
     if text.weights is not None:
         text_source = load_bert(student.text_encoder, text.weights)
     return f"{image_source}; {text_source}; projections and matching head at random"
