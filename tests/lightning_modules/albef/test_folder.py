@@ -1,15 +1,13 @@
 """The exported folder of a model, and a module that is loaded from it without a Trainer."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from support.methods.albef import random_batch, tiny_albef
+from support.runs.forked import run_script
 from vlightning.common.errors import UserError
 from vlightning.common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
 from vlightning.datamodules.text.tokenizers import train_wordpiece
@@ -48,8 +46,9 @@ def test_a_fresh_process_rebuilds_the_same_function_without_network_or_trainer(t
     module.save_pretrained(tmp_path / "export")
     batch = random_batch(4)
     torch.save(batch, tmp_path / "batch.pt")
-    words = [sys.executable, "-c", FRESH, tmp_path / "export", tmp_path / "batch.pt", tmp_path / "features.pt"]
-    done = subprocess.run(words, cwd="/", capture_output=True, text=True, timeout=300, env=os.environ)
+    (tmp_path / "fresh.py").write_text(FRESH)
+    words = [tmp_path / name for name in ("fresh.py", "export", "batch.pt", "features.pt")]
+    done = run_script(words, cwd="/")
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         expected = module.eval()(batch)
