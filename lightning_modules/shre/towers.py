@@ -9,7 +9,16 @@ import torch
 from open_clip.timm_model import TimmModel
 from torch import Tensor
 
-from ..networks.clip.pair import RANDOM, ImageTower, TextTower, completed_text, image_state, sourced, text_state
+from ..networks.clip.pair import (
+    RANDOM,
+    ImageTower,
+    TextTower,
+    completed_text,
+    fit_projection,
+    image_state,
+    sourced,
+    text_state,
+)
 from ..networks.clip.text_encoder import EncoderTower
 from .settings import TextSettings, VisionSettings
 
@@ -25,12 +34,13 @@ class NamedImageEncoder(TimmModel):
 
     def __init__(self, name: str, width: int, image_size: int) -> None:
         super().__init__(name, width, image_size, pool="", proj="linear")
+        fit_projection(self)
         self.set_input_size(image_size)
 
     def forward(self, image: Tensor) -> Tensor:
         """Map images [B, 3, S, S] to tokens [B, 1 + N, D]; N is 0 for a network that pools to another width."""
         outputs = self.trunk.forward_features(image)
-        pooled = self.trunk.forward_head(outputs, pre_logits=True)[:, None]
+        pooled = self.trunk.forward_head(outputs)[:, None]  # without a classifier
         if outputs.ndim == 4:  # [B, V, H, W], or [B, H, W, V] as of Swin
             outputs = outputs if outputs.shape[1] == self.trunk.num_features else outputs.movedim(-1, 1)
             outputs = outputs.flatten(2).transpose(1, 2)

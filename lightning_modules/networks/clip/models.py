@@ -20,7 +20,7 @@ from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ....common.preprocessing import Interpolation
-from .pair import TowerPair, config_of_pair
+from .pair import TowerPair, config_of_pair, fit_projection
 from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_encoder import CONFIG, tower_of_config
 from .text_mixer import add_mixers
@@ -116,6 +116,8 @@ def clip_of_config(config: Mapping[str, Any], **options: Any) -> CustomTextCLIP:
     # open_clip's own tower of an encoder would read the hub; the smallest of its others stands in its place.
     config["text_cfg"] = {"context_length": 2, "vocab_size": 4, "width": 8, "heads": 1, "layers": 1}
     model = CustomTextCLIP(**config, **options)
+    if isinstance(model.visual, TimmModel) and config["vision_cfg"].get("timm_pool") == "":
+        fit_projection(model.visual)
     tower = tower_of_config(text, config["embed_dim"])
     model.text = tower
     model.context_length = tower.context_length

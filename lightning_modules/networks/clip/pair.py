@@ -130,6 +130,19 @@ def check_image_network(name: str, option: str) -> None:
         raise UserError(f"Expected an image network of timm as {option}, got {name!r}: {hint}")
 
 
+def fit_projection(tower: TimmModel) -> None:
+    """Rebuild the projection of a network that pools to another width than that of its last features, in place.
+
+    open_clip projects from the width of the features, which MobileNetV3's and MambaOut's heads change.
+    """
+    width = int(getattr(tower.trunk, "head_hidden_size", None) or tower.trunk.num_features)
+    for name, layer in list(tower.head.named_modules()):
+        if isinstance(layer, nn.Linear):  # the first
+            if layer.in_features != width:
+                tower.head.set_submodule(name, nn.Linear(width, layer.out_features, layer.bias is not None))
+            return
+
+
 def completed(pair: TowerPair) -> TowerPair:
     """Return a pair that names its pooling and has the configuration of its text encoder, independent of files.
 

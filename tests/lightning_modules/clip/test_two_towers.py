@@ -204,6 +204,14 @@ def test_the_other_loss_and_adapters_train_the_towers(files, options):
     assert not without
 
 
+@pytest.mark.parametrize("projection", ["linear", "mlp"])
+def test_a_network_that_pools_to_another_width_is_projected_from_that(files, projection):
+    pair = TowerPair(
+        {"name": "test_mambaout", "weights": "random", "projection": projection}, {"name": str(files / "text")}
+    )
+    assert CLIPModule(pair, max_tokens=LENGTH).encode_images(torch.rand(2, 3, SIDE, SIDE))[0].shape == (2, 512)
+
+
 def test_a_pair_is_a_student_of_mobileclip_with_captions_of_two_lengths(files):
     torch.manual_seed(0)
     pair = {"image": {"name": IMAGES, "weights": "random"}, "text": {"name": str(files / "text")}, "projection_dim": 8}
