@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
@@ -109,5 +110,6 @@ class LinearProbe(NearestNeighbourClassification):
 
     def classifier(self, train_features: Tensor, label: Tensor, classes: int) -> Callable[[Tensor], Tensor]:
         """Return a function of unit features [B, E] to class scores [B, C]."""
-        weight, bias = linear_probe(train_features, label, classes)
+        with torch.inference_mode(False):  # the Trainer tests in inference mode, whose tensors have no gradients
+            weight, bias = linear_probe(train_features.clone(), label.clone(), classes)
         return lambda features: features.double() @ weight.T + bias

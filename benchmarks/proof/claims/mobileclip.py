@@ -80,10 +80,11 @@ EMBEDDED = (
     '--trainer.callbacks=[{"class_path":"ImageEmbeddingWriter","init_args":{"folder":"${folder}/embeddings"}}]',
 )
 CAPTIONER = (
-    *("--model=CaptioningModule", "--model.embed_dim=512", "--data.language_model=${language_model}/network"),
-    *("--model.mapper.width=128", f"--model.mapper.prefix_length={PREFIX}", f"--model.mapper.clip_length={PREFIX}"),
+    *("--model=CaptioningModule", "--model.embed_dim=512", "--data=EmbeddedCaptionsDataModule"),
+    *("--data.language_model=${language_model}/network", "--model.mapper.width=128"),
+    *(f"--model.mapper.prefix_length={PREFIX}", f"--model.mapper.clip_length={PREFIX}"),
     *("--model.mapper.depth=2", "--model.mapper.heads=4", "--model.generation.max_new_tokens=24"),
-    *("--model.optim.learning_rate=1e-3", "--model.optim.warmup_steps=30", "--data=EmbeddedCaptionsDataModule"),
+    *("--model.optim.learning_rate=1e-3", "--model.optim.warmup_steps=30"),
     *("--data.embeddings=${embeddings}/embeddings", "--data.join_on=image_id", f"--data.train={TEACHERS_HALF}"),
     *(f"--data.validation={FASHION}/validation.parquet", "--data.max_tokens=40", "--data.batch_size=64"),
 )
