@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -17,14 +17,15 @@ from ...common.hub import hub_or_cache, reason_not_found
 from ...common.names import nearest
 from ...common.urls import keep
 from ..base.stages import Split
-from .cache import index_cache
-from .layout import FAULT, Layout, Record, is_binary_type, is_text_type
-from .lists import first_keys, read_class_folders, read_folder, read_list
+from .blocks import first_keys, read_list_batches
+from .cache import cached_rows, index_cache
+from .layout import FAULT, RECORD, Layout, is_binary_type, is_text_type, record_batches
+from .lists import read_class_folders, read_folder
 from .parquet import ParquetSource, parquet_schema, read_parquets
 from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
 from .resolve import METADATA, Resolved, Source, as_source, nearest_path, resolve, resolve_url
-from .stream import LibrarySource, Stream
+from .stream import BatchSource, LibrarySource, Stream
 from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars
 
@@ -78,7 +79,7 @@ class Opening:
             source.caption_column or self.caption_column,
             source.image_id_column or self.image_id_column,
         )
-        with retrying(self.retries), converting(source.path, split):
+        with retrying(self.retries), _converting(source.path, split):
             resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
             is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
             if is_table or resolved.format in ("hub", "disk"):
@@ -123,14 +124,18 @@ class Opening:
             return TarSource(files, columns.caption, columns.image_id, index, self.retries), layout
         if streaming and kind == "parquet":
             return ParquetSource(files, *columns, self.retries), layout
-        if streaming and reader is read_list:
-            arguments["retries"] = self.retries  # the rows are read later, in other processes
-        return self._records(files, reader, arguments, streaming), layout
+        if streaming:
+            if reader is read_list_batches:
+                arguments["retries"] = self.retries  # the rows are read later, in other processes
+            return BatchSource(files, partial(_batches, reader=reader, arguments=arguments)), layout
+        key = (reader.__module__, reader.__qualname__, arguments, files, [stamp_of(file) for file in files])
+        make = partial(_batches, files, reader, arguments)
+        return cached_rows(make, RECORD, key, self.cache_dir, source.path, split), layout
 
     def _reader(
         self, source: Source, resolved: Resolved, columns: Columns, split: str
-    ) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
-        """Return the generator of the records of files, and its arguments beside the files."""
+    ) -> tuple[Callable[..., Iterator[Any]], dict[str, Any]]:
+        """Return the generator of the records of files, in batches of lists, and its arguments beside the files."""
         kind, files, folder = resolved
         if kind in ("oxford_iiit_pet", "food101"):
             return read_authors_list, {"data_set": kind, "folder": folder}
@@ -148,9 +153,9 @@ class Opening:
             columns = columns._replace(image="file_name")
         if keys := first_keys(files[0]):
             self._check_columns(keys, columns, source.path)
-        return read_list, columns._asdict()
+        return read_list_batches, columns._asdict()
 
-    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Any]], dict[str, Any]]:
         """Return the generator of the records of images without a list, and its arguments beside the files."""
         if not self.need_captions:
             return read_folder, {}
@@ -167,29 +172,6 @@ class Opening:
                 "captions: add the file, or name another source."
             )
         return read_class_folders, {"root": os.path.abspath(folder)}
-
-    def _records(
-        self, files: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any], streaming: bool
-    ) -> Any:
-        """Return the records of files, memory-mapped or streamed.
-
-        The library makes a new copy if an argument changes, and so if the stamp of a file does.
-        """
-        from datasets import Dataset, Features, IterableDataset, List, Value
-
-        features = Features(
-            {
-                "image": {"bytes": Value("binary"), "path": Value("string")},
-                "caption": List(Value("string")),
-                "image_id": Value("string"),
-                FAULT: Value("string"),
-            }
-        )
-        stamps = [file_stamp(file) for file in files]
-        kwargs = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
-        if streaming:
-            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=kwargs))
-        return Dataset.from_generator(_read, features=features, gen_kwargs=kwargs, cache_dir=self.cache_dir)
 
     # Sources that the `datasets` library reads
 
@@ -282,21 +264,18 @@ class Opening:
 
 
 @contextlib.contextmanager
-def converting(origin: str, split: str) -> Iterator[None]:
-    """Raise errors of `Dataset.from_generator` and of the library's readers as errors for the user.
+def _converting(origin: str, split: str) -> Iterator[None]:
+    """Raise an error of the library's readers on a source without rows as an error for the user.
 
     Raises:
-        UserError: If the source has no rows, or the reader of its rows raised such an error, which the library wraps.
+        UserError: If the source has no rows.
     """
     try:
         yield
-    except Exception as error:
-        cause = error.__cause__ or error.__context__
-        if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-            raise cause from None
-        if isinstance(error, ValueError) and "corresponds to no data" in str(error):
-            raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
-        raise
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
 
 
 def resolve_tables(source: Source, wanted: str) -> Resolved:
@@ -324,16 +303,12 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
     )
 
 
-def _read(
-    files: list[str], stamps: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any]
-) -> Iterator[Record]:
-    """Yield the records of files."""
-    yield from reader(files, **arguments)
-
-
-def file_stamp(file: str) -> str:
-    """Return a text that changes with a file, so that the cache of its rows does not outlive it."""
-    return hashlib.sha1(stamp_of(file).encode()).hexdigest()
+def _batches(
+    files: list[str], reader: Callable[..., Iterator[Any]], arguments: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """Return the records of files in batches."""
+    rows = reader(files, **arguments)
+    return rows if reader is read_list_batches else record_batches(rows)
 
 
 def _split_of(splits: Any, source: Source, split: str) -> Any:
