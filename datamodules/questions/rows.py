@@ -148,17 +148,13 @@ class QuestionOpening:
                 if column not in keys:
                     raise UserError(no_column(str(column), keys, spec.path, option))
         named_root = spec.image_root or self.image_root
-        arguments = {
-            "files": files,
-            "columns": columns,
-            "roots": {name: _absolute(path) for name, path in self.image_roots.items()},
-            "weights": dict(self.weights),
-            "root": (_absolute(named_root or folder), named_root is None),
-        }
-        key = (read_questions.__qualname__, arguments, [stamp_of(file) for file in files])
+        roots = {name: _absolute(path) for name, path in self.image_roots.items()}
+        weights = dict(self.weights)
+        root = (_absolute(named_root or folder), named_root is None)
+        key = ("questions", files, [stamp_of(file) for file in files], columns, roots, weights, root)
 
         def make() -> Iterator[pa.RecordBatch]:
-            return record_batches(read_questions(**arguments), QUESTION_RECORD)
+            return record_batches(read_questions(files, columns, roots, weights, root), QUESTION_RECORD)
 
         dataset = cached_rows(make, QUESTION_RECORD, key, self.cache_dir, spec.path, split)
         # The paths in the records start with their root.

@@ -149,7 +149,8 @@ def _identities(ids: list[Any]) -> list[str | None] | None:
 
 
 def _scanner(parse_int: Callable[[str], Any] | None = None) -> Scanner:
-    return make_scanner(json.JSONDecoder(parse_int=parse_int, object_pairs_hook=tuple))
+    decoder: Any = json.JSONDecoder(parse_int=parse_int, object_pairs_hook=tuple)
+    return make_scanner(decoder)
 
 
 def _object_columns(rows: list[Any], names: Sequence[str]) -> Columns | None:
@@ -176,7 +177,7 @@ def _array_blocks(path: str, content: IO[bytes], retries: int | None) -> Iterato
 
 def _array_items(text: str) -> Items:
     items = json.loads(text, parse_int=parse_integer, object_pairs_hook=with_unique_keys)
-    return (lambda item=item: item_with_its_keys(item) for item in items)
+    return (partial(item_with_its_keys, item) for item in items)
 
 
 def _array_pieces(content: IO[bytes]) -> Iterator[tuple[str, list[Any]] | None]:
@@ -228,15 +229,15 @@ def _values_in(text: str, scan: Scanner) -> _Values:
             value, stop = scan(text, start)
         except (StopIteration, json.JSONDecodeError):
             return _Values(rows, end, start, False)
-        comma = _COMMA.match(text, stop)
-        closing = None if comma else _CLOSING.match(text, stop)
-        if comma is None and closing is None:  # perhaps the first digits of a number
+        if comma := _COMMA.match(text, stop):
+            rows.append(value)
+            end = stop
+            start = comma.end()
+        elif closing := _CLOSING.match(text, stop):
+            rows.append(value)
+            return _Values(rows, stop, closing.end(), True)
+        else:  # perhaps the first digits of a number
             return _Values(rows, end, start, False)
-        rows.append(value)
-        end = stop
-        if closing is not None:
-            return _Values(rows, end, closing.end(), True)
-        start = comma.end()
 
 
 # JSON lines
@@ -249,7 +250,7 @@ def _line_blocks(path: str, content: IO[bytes], retries: int | None) -> Iterator
 
 
 def _line_items(data: bytes) -> Items:
-    return (lambda line=line: json_line(line) for line in io.BytesIO(data) if line.strip())
+    return (partial(json_line, line) for line in io.BytesIO(data) if line.strip())
 
 
 def _line_columns(data: bytes, names: Sequence[str]) -> Columns | None:
@@ -275,4 +276,4 @@ def _csv_blocks(path: str, content: IO[bytes], retries: int | None) -> Iterator[
 
 
 def _csv_items(header: list[str], rows: list[CsvRow]) -> Items:
-    return (lambda row=row: by_column(header, row) for row in rows if row)
+    return (partial(by_column, header, row) for row in rows if row)
