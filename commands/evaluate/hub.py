@@ -13,7 +13,7 @@ from ...common.files import replacing
 from ...common.hub import hub_is_reachable, reason_refused
 from ...common.messages import say
 from ...datamodules.base.faults import BadSample
-from ...datamodules.reading.lists import read_csv
+from ...datamodules.reading.csv_rows import read_csv
 from .image_sets import is_complete
 from .row_sets import find_table
 from .tasks import Task

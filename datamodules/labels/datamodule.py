@@ -253,7 +253,7 @@ class ImageClassificationDataModule(DividedSources, LabelDataModule):
 
     def _set_class_indices(self, split: Split) -> None:
         rows = self._opened(split)
-        if rows.raw_labels and split != "predict":  # prediction does not read labels
+        if rows.has_labels and split != "predict":  # prediction does not read labels
             rows.set_class_indices(self.class_names, self.num_classes, split)
 
     @property
@@ -296,7 +296,7 @@ class ImageClassificationDataModule(DividedSources, LabelDataModule):
         if "train" not in self._rows and self.sources["train"] and (rows := self.open_split("train")) is not None:
             self._rows["train"] = rows
         ordered = sorted(self._rows, key=lambda split: split != "train")
-        return next((self._rows[split] for split in ordered if self._rows[split].raw_labels), None)
+        return next((self._rows[split] for split in ordered if self._rows[split].has_labels), None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the base class, and the classes of training."""

@@ -79,6 +79,8 @@ class CaptionRows(Generic[Table]):
 
     def images(self) -> list[list[int]]:
         """Return the rows of the captions of each image, in the order of the first rows."""
+        if len(self) == len(self.table):
+            return self.table.images()
         starts = np.concatenate([[0], self._ends]).tolist()
         return [
             [row for image in images for row in range(starts[image], starts[image + 1])]

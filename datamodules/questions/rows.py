@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,23 +10,35 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ...common.errors import UserError
 from ..base.faults import BadSample
 from ..base.mixing import Mix
 from ..base.stages import Split
-from ..reading.layout import FAULT, Layout, Record, captions_in, identity_in, record
-from ..reading.lists import checked_object, first_keys
-from ..reading.open import converting, file_stamp, no_column, resolve_tables
+from ..reading.blocks import first_keys
+from ..reading.cache import cached_rows
+from ..reading.layout import FAULT, RECORD, Layout, Record, captions_in, identity_in, record, record_batches
+from ..reading.lists import checked_object
+from ..reading.open import no_column, resolve_tables
 from ..reading.parquet import read_table_items
-from ..reading.remote import is_inside
+from ..reading.remote import is_inside, stamp_of
 from ..reading.resolve import Source, as_source
-from ..reading.table import ImageTable
+from ..reading.table import ImageTable, positions_of
 from ..text.captions import is_text, text_id
 from .samples import EMPTY_QUESTION, NO_ANSWER, usable_answers
 
 SHARES = 1_000_000
 """Largest value, exclusive, of the column `share`, by which images are held out of training."""
+_FIELDS = {
+    "question": pa.string(),
+    "question_id": pa.string(),
+    "weight": pa.float64(),
+    "group": pa.int64(),
+    "share": pa.int64(),
+}
+QUESTION_RECORD = pa.schema([*RECORD, *_FIELDS.items()])
+"""Columns of the records of questions."""
 
 
 def read_questions(
@@ -35,7 +47,6 @@ def read_questions(
     roots: dict[str, str],
     weights: dict[str, float],
     root: tuple[str, bool],
-    stamp: list[str],
 ) -> Iterator[Record]:
     """Yield the records of questions.
 
@@ -45,7 +56,6 @@ def read_questions(
         roots: folder of the images by the value of "dataset", which no path may leave.
         weights: weight of each answer by the value of "dataset".
         root: folder of all other images, and whether paths may leave it.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If a file has another form.
@@ -53,7 +63,7 @@ def read_questions(
     for read in (read for file in files for read in read_table_items(file)):
         row = record(lambda read=read: _question(read(), columns, roots, weights, root))  # type: ignore[misc]
         if row[FAULT] is not None:
-            row |= {"question": None, "question_id": None, "weight": None, "group": None, "share": None}
+            row |= dict.fromkeys(_FIELDS)
         yield row
 
 
@@ -129,8 +139,6 @@ class QuestionOpening:
         Raises:
             UserError: If the source does not exist, has another form, or lacks a column.
         """
-        from datasets import Dataset, Features, List, Value
-
         spec = as_source(source)
         kind, files, folder = resolve_tables(spec, "questions")
         image, question, answers = self.columns
@@ -140,29 +148,15 @@ class QuestionOpening:
                 if column not in keys:
                     raise UserError(no_column(str(column), keys, spec.path, option))
         named_root = spec.image_root or self.image_root
-        features = {
-            "image": {"bytes": Value("binary"), "path": Value("string")},
-            "caption": List(Value("string")),
-            "image_id": Value("string"),
-            "question": Value("string"),
-            "question_id": Value("string"),
-            "weight": Value("float64"),
-            "group": Value("int64"),
-            "share": Value("int64"),
-            FAULT: Value("string"),
-        }
-        arguments = {
-            "files": files,
-            "columns": columns,
-            "roots": {name: _absolute(path) for name, path in self.image_roots.items()},
-            "weights": dict(self.weights),
-            "root": (_absolute(named_root or folder), named_root is None),
-            "stamp": [file_stamp(file) for file in files],
-        }
-        with converting(spec.path, split):
-            dataset = Dataset.from_generator(
-                read_questions, features=Features(features), gen_kwargs=arguments, cache_dir=self.cache_dir
-            )
+        roots = {name: _absolute(path) for name, path in self.image_roots.items()}
+        weights = dict(self.weights)
+        root = (_absolute(named_root or folder), named_root is None)
+        key = ("questions", files, [stamp_of(file) for file in files], columns, roots, weights, root)
+
+        def make() -> Iterator[pa.RecordBatch]:
+            return record_batches(read_questions(files, columns, roots, weights, root), QUESTION_RECORD)
+
+        dataset = cached_rows(make, QUESTION_RECORD, key, self.cache_dir, spec.path, split)
         # The paths in the records start with their root.
         return dataset, Layout(spec.path, "image", "caption", None, "", None, FAULT, weight=spec.weight)
 
@@ -235,17 +229,19 @@ class QuestionTable(ImageTable):
         numbers = self._numbers("group", -1)
         if self._rows is not None:
             numbers = numbers[self._rows]
-        groups: dict[int, list[int]] = {}
-        for row, number in enumerate(numbers.tolist()):
-            groups.setdefault(number if number >= 0 else -1 - row, []).append(row)
-        return list(groups.values())
+        return positions_of(np.where(numbers >= 0, numbers, -1 - np.arange(len(numbers))))
 
     def texts(self) -> Iterator[str]:
         """Yield all questions and answers of rows without a fault, to train a tokenizer on."""
-        for row in range(len(self)):
-            with contextlib.suppress(BadSample):
-                yield self.question(row)
-                yield from self.answers(row)
+        for source, (start, stop) in enumerate(itertools.pairwise(self._starts)):
+            rows = None
+            if self._rows is not None:
+                rows = self._rows[(self._rows >= start) & (self._rows < stop)] - start
+            columns = (self._readable(source, name, rows) for name in ("question", "caption"))
+            for questions, answers in zip(*columns, strict=True):
+                for question, texts in zip(questions.to_pylist(), answers.to_pylist(), strict=True):
+                    yield question
+                    yield from texts
 
     def check(self, split: Split) -> None:
         """Check that the split has rows, and that at least one of the probed rows can be used.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,7 +23,15 @@ PROBED_ROWS = 64
 """Number of rows that are tried when a split is opened."""
 FAULT = "vlightning_fault"
 """Column of records with the cause why a row cannot be used; None for usable rows."""
-_NO_ID = "no image id"
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+"""Type of an encoded image, or of its path."""
+RECORD = pa.schema(
+    [("image", IMAGE), ("caption", pa.list_(pa.string())), ("image_id", pa.string()), (FAULT, pa.string())]
+)
+"""Columns of a `Record`."""
+_RECORDS_AT_ONCE = 1000
+NO_ID = "no image id"
+"""Cause of a bad row in a source whose column of ids the user named."""
 
 
 def probed_rows(length: int) -> list[int]:
@@ -91,6 +100,15 @@ def record(make: Callable[[], Record]) -> Record:
     return {"image": {"bytes": None, "path": None}, "caption": [], "image_id": None, FAULT: cause}
 
 
+def record_batches(
+    records: Iterable[Record], schema: pa.Schema = RECORD, size: int = _RECORDS_AT_ONCE
+) -> Iterator[pa.RecordBatch]:
+    """Yield records in batches of a schema, of at most `size` rows."""
+    rows = iter(records)
+    while chunk := list(itertools.islice(rows, size)):
+        yield pa.RecordBatch.from_pylist(chunk, schema=schema)
+
+
 def file_record(path: str, captions: list[str], image_id: str | None = None) -> Record:
     """Return the record of an image file, without the entry of a fault."""
     return {"image": {"bytes": None, "path": path}, "caption": captions, "image_id": image_id}
@@ -107,11 +125,11 @@ def captions_in(value: Any) -> list[str]:
 
 def identity_in(value: Any) -> str | None:
     """Return the value of an entry with an image id as text, or None if it is no id; raises `BadSample`."""
-    identity = _image_identity(value, "")
+    identity = image_identity(value, "")
     return None if identity is None else str(identity)
 
 
-def _image_identity(value: Any, name: str) -> int | str | None:
+def image_identity(value: Any, name: str) -> int | str | None:
     """Return the id of an image in the form in which ids are compared, or None if the value is no id.
 
     Integers are equal in any notation (5, 5.0, "5"). All other values are compared as text, so that 1.2 and 1.7 are two
@@ -228,9 +246,9 @@ class Layout:
             if (cause := values.get(FAULT)) is not None:
                 raise BadSample(cause, name)
             with reading(name):
-                identity = _image_identity(values[self.image_id] if self.image_id is not None else None, name)
+                identity = image_identity(values[self.image_id] if self.image_id is not None else None, name)
                 if identity is None and self.needs_id:
-                    raise BadSample(_NO_ID, name)
+                    raise BadSample(NO_ID, name)
                 return Row(self.encoded_image(values), self.texts(values), identity)
         except BadSample as bad:
             return Row(StoredImage(None, None), [], None, bad.fault)
@@ -268,32 +286,6 @@ def _digits(identity: int | str) -> str:
 def text_to_integer(text: str) -> int | None:
     """Parse a text of at most 18 digits as an integer; return None for any other text."""
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
-
-
-class Ids(NamedTuple):
-    """Image ids of a source: integers, the causes of bad rows, and the usable rows without an id."""
-
-    values: np.ndarray  # int64 [N]
-    faults: dict[int, str]
-    absent: set[int]
-
-
-def read_ids(column: pa.ChunkedArray, source: int | None, needed: bool) -> Ids:
-    """Read a column of ids, with `source` as in `identity_number`; if `needed`, a row without an id is unusable."""
-    ids = Ids(np.zeros(len(column), np.int64), {}, set())
-    for row, value in enumerate(column):
-        try:
-            with reading(""):
-                identity = _image_identity(value.as_py(), "")
-                if identity is not None:
-                    ids.values[row] = identity_number(identity, source)
-                elif needed:
-                    raise BadSample(_NO_ID, "")
-                else:
-                    ids.absent.add(row)
-        except BadSample as bad:
-            ids.faults[row] = bad.fault.cause
-    return ids
 
 
 # Arrow types of columns; a value has one of several types by the program that wrote the file.

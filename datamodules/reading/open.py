@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,15 +19,27 @@ from ...common.urls import keep
 from ..base.faults import BadSample
 from ..base.memory import MemoryRows, plain_value, stored_image
 from ..base.stages import Split
-from .cache import index_cache
+from .blocks import first_keys, read_list_batches
+from .cache import cached_rows, index_cache
 from .division import Division
-from .layout import FAULT, Layout, Record, captions_in, identity_in, is_binary_type, is_text_type, record
-from .lists import first_keys, read_class_folders, read_folder, read_list
+from .layout import (
+    FAULT,
+    RECORD,
+    Layout,
+    Record,
+    captions_in,
+    identity_in,
+    is_binary_type,
+    is_text_type,
+    record,
+    record_batches,
+)
+from .lists import read_class_folders, read_folder
 from .parquet import ParquetSource, parquet_schema, read_parquets
 from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
 from .resolve import METADATA, Named, Resolved, Source, as_source, nearest_path, resolve, resolve_url
-from .stream import LibrarySource, Stream
+from .stream import BatchSource, LibrarySource, Stream
 from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars
 
@@ -84,7 +95,7 @@ class Opening:
             source.caption_column or self.caption_column,
             source.image_id_column or self.image_id_column,
         )
-        with retrying(self.retries), converting(source.path, split):
+        with retrying(self.retries), _converting(source.path, split):
             resolved = resolve_url(source) if is_remote(source.path) else resolve(source)
             is_table = resolved.format == "parquet" and not streaming and not is_remote(source.path)
             if is_table or resolved.format in ("hub", "disk"):
@@ -114,7 +125,7 @@ class Opening:
         records = [record(partial(_of_memory, *values)) for values in rows.rows(read)]
         if not records:
             raise UserError(f"Expected rows in {rows.path}, got none: check the rows.")
-        table = pa.Table.from_pylist(records, schema=features_of_records().arrow_schema)
+        table = pa.Table.from_pylist(records, schema=RECORD)
         layout = Layout(
             rows.path,
             "image",
@@ -160,14 +171,18 @@ class Opening:
             return TarSource(files, columns.caption, columns.image_id, index, self.retries), layout
         if streaming and kind == "parquet":
             return ParquetSource(files, *columns, self.retries), layout
-        if streaming and reader is read_list:
-            arguments["retries"] = self.retries  # the rows are read later, in other processes
-        return self._records(files, reader, arguments, streaming), layout
+        if streaming:
+            if reader is read_list_batches:
+                arguments["retries"] = self.retries  # the rows are read later, in other processes
+            return BatchSource(files, partial(_batches, reader=reader, arguments=arguments)), layout
+        key = (reader.__module__, reader.__qualname__, arguments, files, [stamp_of(file) for file in files])
+        make = partial(_batches, files, reader, arguments)
+        return cached_rows(make, RECORD, key, self.cache_dir, source.path, split), layout
 
     def _reader(
         self, source: Source, resolved: Resolved, columns: Columns, split: str
-    ) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
-        """Return the generator of the records of files, and its arguments beside the files."""
+    ) -> tuple[Callable[..., Iterator[Any]], dict[str, Any]]:
+        """Return the generator of the records of files, in batches of lists, and its arguments beside the files."""
         kind, files, folder = resolved
         if kind in ("oxford_iiit_pet", "food101"):
             return read_authors_list, {"data_set": kind, "folder": folder}
@@ -185,9 +200,9 @@ class Opening:
             columns = columns._replace(image="file_name")
         if keys := first_keys(files[0]):
             self._check_columns(keys, columns, source.path)
-        return read_list, columns._asdict()
+        return read_list_batches, columns._asdict()
 
-    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Record]], dict[str, Any]]:
+    def _folder_reader(self, source: Source, images: int) -> tuple[Callable[..., Iterator[Any]], dict[str, Any]]:
         """Return the generator of the records of images without a list, and its arguments beside the files."""
         if not self.need_captions:
             return read_folder, {}
@@ -204,22 +219,6 @@ class Opening:
                 "captions: add the file, or name another source."
             )
         return read_class_folders, {"root": os.path.abspath(folder)}
-
-    def _records(
-        self, files: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any], streaming: bool
-    ) -> Any:
-        """Return the records of files, memory-mapped or streamed.
-
-        The library makes a new copy if an argument changes, and so if the stamp of a file does.
-        """
-        from datasets import Dataset, IterableDataset
-
-        features = features_of_records()
-        stamps = [file_stamp(file) for file in files]
-        kwargs = {"files": files, "stamps": stamps, "reader": reader, "arguments": arguments}
-        if streaming:
-            return LibrarySource(IterableDataset.from_generator(_read, features=features, gen_kwargs=kwargs))
-        return Dataset.from_generator(_read, features=features, gen_kwargs=kwargs, cache_dir=self.cache_dir)
 
     # Sources that the `datasets` library reads
 
@@ -330,21 +329,18 @@ class Opening:
 
 
 @contextlib.contextmanager
-def converting(origin: str, split: str) -> Iterator[None]:
-    """Raise errors of `Dataset.from_generator` and of the library's readers as errors for the user.
+def _converting(origin: str, split: str) -> Iterator[None]:
+    """Raise an error of the library's readers on a source without rows as an error for the user.
 
     Raises:
-        UserError: If the source has no rows, or the reader of its rows raised such an error, which the library wraps.
+        UserError: If the source has no rows.
     """
     try:
         yield
-    except Exception as error:
-        cause = error.__cause__ or error.__context__
-        if isinstance(cause, UserError) and "DatasetGeneration" in type(error).__name__:
-            raise cause from None
-        if isinstance(error, ValueError) and "corresponds to no data" in str(error):
-            raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
-        raise
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
 
 
 def resolve_tables(source: Source, wanted: str) -> Resolved:
@@ -372,20 +368,6 @@ def no_column(column: str, names: Sequence[str], origin: str, option: str) -> st
     )
 
 
-def features_of_records() -> Any:
-    """Return the types of the columns of records, for `datasets`."""
-    from datasets import Features, List, Value
-
-    return Features(
-        {
-            "image": {"bytes": Value("binary"), "path": Value("string")},
-            "caption": List(Value("string")),
-            "image_id": Value("string"),
-            FAULT: Value("string"),
-        }
-    )
-
-
 def _of_memory(image: Any, texts: Any, identity: Any) -> Record:
     """Return the record of a row in memory, without the entry of a fault."""
     if image is None or plain_value(image) is None:
@@ -394,16 +376,12 @@ def _of_memory(image: Any, texts: Any, identity: Any) -> Record:
     return {"image": stored_image(image), "caption": captions, "image_id": identity_in(plain_value(identity))}
 
 
-def _read(
-    files: list[str], stamps: list[str], reader: Callable[..., Iterator[Record]], arguments: dict[str, Any]
-) -> Iterator[Record]:
-    """Yield the records of files."""
-    yield from reader(files, **arguments)
-
-
-def file_stamp(file: str) -> str:
-    """Return a text that changes with a file, so that the cache of its rows does not outlive it."""
-    return hashlib.sha1(stamp_of(file).encode()).hexdigest()
+def _batches(
+    files: list[str], reader: Callable[..., Iterator[Any]], arguments: dict[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """Return the records of files in batches."""
+    rows = reader(files, **arguments)
+    return rows if reader is read_list_batches else record_batches(rows)
 
 
 def _split_of(splits: Any, source: Source, split: str) -> Any:

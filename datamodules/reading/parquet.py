@@ -11,8 +11,9 @@ from pyarrow import parquet
 
 from ...common.errors import UserError
 from ..base.faults import ROW_ERRORS, BadSample, unreadable
+from .csv_rows import refuse_duplicates
 from .layout import FAULT, Record, captions_in, identity_in, record
-from .lists import read_items, refuse_duplicates
+from .lists import read_items
 from .remote import open_file
 from .stream import READ_AT_ONCE
 

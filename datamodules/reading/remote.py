@@ -40,7 +40,8 @@ FIRST_WAIT = 0.5
 LONGEST_WAIT = 30.0
 BLOCK = 4 * 2**20
 """Bytes of a range when a file is read in order."""
-_URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
+URL_START = r"^[a-zA-Z][a-zA-Z0-9+.-]*://"
+_URL = re.compile(URL_START)
 _RANGE = re.compile(r"(.*)#bytes=(\d+)-(\d+)", re.DOTALL)
 _PACKAGES = {"s3": "vlightning[s3]", "s3a": "vlightning[s3]", "gs": "vlightning[gcs]", "gcs": "vlightning[gcs]"}
 _FINAL = (IsADirectoryError, PermissionError, ImportError, NotImplementedError)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import pyarrow as pa
 from PIL import Image
 
 from ...common.errors import UserError
@@ -35,7 +36,7 @@ class StreamedSource(Protocol):
 
 
 class LibrarySource:
-    """Streamed source with an unknown number of rows (JSON, CSV, the hub)."""
+    """Streamed source with an unknown number of rows that the `datasets` library reads (the hub)."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -55,6 +56,31 @@ class LibrarySource:
         for columns in data.iter(batch_size=READ_AT_ONCE):
             for values in zip(*columns.values(), strict=True):
                 yield dict(zip(columns, values, strict=True))
+
+
+class BatchSource:
+    """Streamed files without an index (JSON, CSV, folders), of which earlier rows are read, but not converted.
+
+    Args:
+        files: the files, each a shard.
+        read: function that yields the rows of files in batches.
+    """
+
+    def __init__(self, files: Sequence[str], read: Callable[[list[str]], Iterator[pa.RecordBatch]]) -> None:
+        self.files = list(files)
+        self.read = read
+        self.num_shards = len(self.files)
+
+    def count(self, shard: int) -> int | None:
+        """Return None, since the number of rows of a shard is unknown."""
+        return None
+
+    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard by column, starting at row `start`."""
+        for batch in self.read([self.files[shard]]):
+            for position in range(start, batch.num_rows, READ_AT_ONCE):
+                yield from batch.slice(position, READ_AT_ONCE).to_pylist()
+            start = max(start - batch.num_rows, 0)
 
 
 class StreamedRow(NamedTuple):

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from PIL import Image
 
 from ...common.errors import UserError
 from ..base.decode import decode_image
 from ..base.faults import EMPTY_CAPTION, ROW_ERRORS, BadSample, unreadable
 from ..labels.rows import LabelTable
-from ..reading.layout import FAULT, Layout, Record, StoredImage, captions_in
-from ..reading.lists import checked_object, first_keys
-from ..reading.open import converting, file_stamp, no_column, resolve_tables
+from ..reading.blocks import first_keys
+from ..reading.cache import cached_rows
+from ..reading.layout import FAULT, IMAGE, Layout, Record, StoredImage, captions_in, record_batches
+from ..reading.lists import checked_object
+from ..reading.open import no_column, resolve_tables
 from ..reading.parquet import column_names, read_table_items
+from ..reading.remote import stamp_of
 from ..reading.resolve import Source, as_source
+from ..reading.table import texts_in
 from ..text.captions import is_text, usable_caption
 
 TEXT = "text"
@@ -59,19 +63,18 @@ class Annotations:
         Raises:
             UserError: If the source does not exist, is of another format, or lacks a column.
         """
-        from datasets import Dataset, Features, List, Value
-
         spec = as_source(source)
         _, files, folder = resolve_tables(spec, "images and texts")
         self._check_columns(files[0], spec.path, split)
-        image = {"bytes": Value("binary"), "path": Value("string")}
-        columns: dict[str, Any] = dict.fromkeys(self.images, image)
-        columns |= {TEXT: Value("string"), **dict.fromkeys(self.values, List(Value("string"))), FAULT: Value("string")}
-        arguments = {"form": self, "files": files, "stamp": [file_stamp(file) for file in files]}
-        with converting(spec.path, split):
-            dataset = Dataset.from_generator(
-                read_annotations, features=Features(columns), gen_kwargs=arguments, cache_dir=self.cache_dir
-            )
+        texts = pa.list_(pa.string())
+        kinds = dict.fromkeys(self.images, IMAGE) | {TEXT: pa.string()} | dict.fromkeys(self.values, texts)
+        schema = pa.schema(kinds | {FAULT: pa.string()})
+        key = (self, files, [stamp_of(file) for file in files])
+
+        def make() -> Iterator[pa.RecordBatch]:
+            return record_batches(read_annotations(self, files), schema)
+
+        dataset = cached_rows(make, schema, key, self.cache_dir, spec.path, split)
         named_root = spec.image_root or self.image_root
         layout = Layout(
             spec.path,
@@ -98,13 +101,12 @@ class Annotations:
                 raise UserError(no_column(key, keys, origin, option))
 
 
-def read_annotations(form: Annotations, files: list[str], stamp: list[str]) -> Iterator[Record]:
+def read_annotations(form: Annotations, files: list[str]) -> Iterator[Record]:
     """Yield the rows of annotation files.
 
     Args:
         form: form of the files.
         files: `.json`, `.jsonl`, `.csv` or `.parquet` files.
-        stamp: not read; a change of it, with the files, invalidates the cache of the `datasets` library.
 
     Raises:
         UserError: If a file has another form.
@@ -183,9 +185,9 @@ class TaskTable(LabelTable):
 
     def texts(self) -> Iterator[str]:
         """Yield the texts of rows without a fault, to train a tokenizer on."""
-        for row in range(len(self)):
-            with contextlib.suppress(BadSample):
-                yield self.text(row)
+        for source in range(len(self.layouts)):
+            for values in self._readable(source, TEXT):
+                yield from texts_in(values)
 
     def check_texts(self, split: str, clean: bool, max_words: int) -> None:
         """Check that the split has rows, and that at least one of the probed rows can be used.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import sys
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch.nn.functional import pad
 
@@ -18,6 +20,10 @@ from .captions import ALL_WORDS, clean_caption, usable_caption
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+
+_CAPTIONS_AT_ONCE = 1000
+"""Captions that a tokenizer's training normalizes together."""
 
 
 def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
@@ -35,8 +41,8 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     from tokenizers import models, trainers
 
     tokenizer = wordpiece(models.WordPiece({UNK: 0}, unk_token=UNK))
-    texts = [tokenizer.normalizer.normalize_str(caption) for caption in captions]
-    counts = Counter(character for text in texts for character in text if not character.isspace())
+    texts = [tokenizer.normalizer.normalize_str("\n".join(piece)) for piece in _pieces(captions)]
+    counts = {character: count for character, count in _character_counts(texts).items() if not character.isspace()}
     # At most a quarter of the entries are single characters, and a quarter are their continuations; rarer characters
     # are [UNK].
     room = (vocab_size - len(RESERVED)) // 4
@@ -57,6 +63,23 @@ def train_wordpiece(captions: Iterable[str], vocab_size: int) -> str:
     # into words.
     vocabulary = tokenizer.get_vocab()
     return str(wordpiece(models.WordPiece(vocabulary, unk_token=UNK)).to_str())
+
+
+def _pieces(captions: Iterable[str]) -> Iterator[list[str]]:
+    """Yield captions in lists: the words of a line are the same in a text of many lines, which is read at once."""
+    remaining = iter(captions)
+    while piece := list(itertools.islice(remaining, _CAPTIONS_AT_ONCE)):
+        yield piece
+
+
+def _character_counts(texts: Iterable[str]) -> dict[str, int]:
+    """Return how often each character occurs in texts."""
+    counts = np.zeros(sys.maxunicode + 1, np.int64)
+    for text in texts:
+        codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+        present = np.bincount(codes)
+        counts[: len(present)] += present
+    return {chr(code): int(counts[code]) for code in np.flatnonzero(counts).tolist()}
 
 
 class Encoder(ABC):

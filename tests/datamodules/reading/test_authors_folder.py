@@ -67,7 +67,9 @@ def test_a_list_that_lacks_a_class_is_refused_and_an_invalid_line_is_a_bad_row(t
     path.write_text("\n".join(["# comment", lines[0], "Abyssinian", *lines[1:]]))
     data = opened(folder)
     assert len(data._rows["train"]) == 7
-    assert data._rows["train"].raw_labels == ["Abyssinian", None, *["Abyssinian"] * 2, *["Bengal"] * 3]
+    rows = data._rows["train"]
+    labels = [rows.raw_label(row) for row in range(len(rows))]
+    assert labels == ["Abyssinian", None, *["Abyssinian"] * 2, *["Bengal"] * 3]
     for name in ("trainval", "test"):
         path = folder / f"annotations/{name}.txt"
         path.write_text("\n".join(line for line in path.read_text().splitlines() if line.split()[1:2] == ["2"]))

@@ -115,7 +115,7 @@ def test_an_object_with_a_key_twice_is_a_bad_row(tmp_path, ending):
 
 
 def _questions(path):
-    return list(read_questions([path], ("image", "caption", None), {}, {}, ("", False), []))
+    return list(read_questions([path], ("image", "caption", None), {}, {}, ("", False)))
 
 
 def _annotations(path):

@@ -1,0 +1,109 @@
+"""Rows per second of a first start on a list of pairs, by format, beside those of a reader of single rows.
+
+    python benchmarks/start.py
+    python benchmarks/start.py --rows 1000000
+
+A list of pairs with captions of 12 words and ids is written in each format. "before" is the reader of single rows with
+`datasets.Dataset.from_generator`, on at most `--rows-before` rows; "after" opens the list as a datamodule does: it is
+read in blocks, checked by column, and written to an Arrow file. Its parts are printed in seconds: reading and writing,
+the table with its ids, all texts (as for a tokenizer's training), the rows of each image (as for an evaluation), and a
+later start, which finds the file. Times are CPU seconds of one thread, so that other processes on the machine change
+them little.
+"""
+
+import argparse
+import csv
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+
+from vlightning.datamodules.base.decode import MAX_PIXELS
+from vlightning.datamodules.reading.layout import RECORD
+from vlightning.datamodules.reading.lists import read_list
+from vlightning.datamodules.reading.open import Opening
+from vlightning.datamodules.reading.table import PairTable
+
+FORMATS = ("json", "jsonl", "csv")
+WORDS = "a the dog cat runs over big small house tree red blue in on with photo of man woman".split()  # noqa: SIM905
+
+
+def write_list(file: Path, rows: int) -> None:
+    """Write a list of pairs in the format of the file's suffix."""
+    draws = random.Random(0)
+    items = (
+        {"image": f"images/{row:08d}.jpg", "caption": " ".join(draws.choices(WORDS, k=12)), "image_id": row}
+        for row in range(rows)
+    )
+    with file.open("w", newline="") as content:
+        if file.suffix == ".csv":
+            writer = csv.DictWriter(content, ["image", "caption", "image_id"])
+            writer.writeheader()
+            writer.writerows(items)
+            return
+        between = ", " if file.suffix == ".json" else "\n"
+        content.write("[" if file.suffix == ".json" else "")
+        for number, item in enumerate(items):
+            content.write((between if number else "") + json.dumps(item))
+        content.write("]" if file.suffix == ".json" else "\n")
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """Return the result of a call, and its CPU seconds."""
+    start = time.process_time()
+    result = function()
+    return result, time.process_time() - start
+
+
+def row_by_row(file: Path, cache: str) -> Any:
+    """Convert a list as it was before there were blocks."""
+    features = datasets.Features.from_arrow_schema(RECORD)
+    arguments = {"files": [str(file)], "image": "image", "caption": "caption", "image_id": None}
+    return datasets.Dataset.from_generator(read_list, features=features, gen_kwargs=arguments, cache_dir=cache)
+
+
+def main() -> None:
+    """Print a line for each format."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rows-before", type=int, default=100_000)
+    given = parser.parse_args()
+    pa.set_cpu_count(1)
+    datasets.disable_progress_bars()
+    print(f"{'':<8}{'before':>12}{'after':>12}{'':>8}{'read':>8}{'table':>8}{'texts':>8}{'images':>8}{'later':>8}")
+    print(f"{'':<8}{'rows/s':>12}{'rows/s':>12}{'times':>8}{'s':>8}{'s':>8}{'s':>8}{'s':>8}{'s':>8}")
+    for name in FORMATS:
+        with tempfile.TemporaryDirectory() as folder:
+            few = Path(folder) / f"few.{name}"
+            count = min(given.rows, given.rows_before)
+            write_list(few, count)
+            _, seconds = timed(lambda: row_by_row(few, folder))  # noqa: B023
+            before = count / seconds
+            file = Path(folder) / f"pairs.{name}"
+            write_list(file, given.rows)
+            opening = Opening(None, "image", "caption", None, folder)
+            source, read = timed(lambda: opening.open(str(file), "train"))  # noqa: B023
+            table, ids = timed(lambda: opened_table(source))  # noqa: B023
+            _, texts = timed(lambda: sum(map(len, table.texts())))  # noqa: B023
+            _, images = timed(table.images)
+            _, later = timed(lambda: opening.open(str(file), "train"))  # noqa: B023
+        after = given.rows / read
+        parts = "".join(f"{seconds:>8.2f}" for seconds in (read, ids, texts, images, later))
+        print(f"{name:<8}{before:>12,.0f}{after:>12,.0f}{after / before:>8.1f}{parts}", flush=True)
+
+
+def opened_table(source: Any) -> PairTable:
+    """Return the rows of an opened list after the read of an id."""
+    table = PairTable([source], MAX_PIXELS)
+    table.image_id(0)
+    return table
+
+
+if __name__ == "__main__":
+    main()
