@@ -40,9 +40,14 @@ class LabelTable(ImageTable):
             column = self._columns[source][layout.caption]
             try:
                 values, codes = distinct_values(column)
+                codes = layout.selected(codes)
             except (*ROW_ERRORS, pa.ArrowException):  # such as text that is not UTF-8, which concerns one row only
-                values = [self._label_or_none(self._starts[source] + row) for row in range(len(column))]
+                values = [self._label_or_none(row) for row in range(*self._starts[source : source + 2])]
                 codes = np.arange(len(values))
+            if layout.rows is not None:  # other rows may have other labels
+                used = np.unique(codes[codes >= 0])
+                values = [values[code] for code in used]
+                codes = np.where(codes >= 0, np.searchsorted(used, codes), codes)
             indices.append(np.where(codes >= 0, codes + len(labels), 0))
             labels += map(_one_label, values)
         return labels, np.concatenate(indices) if indices else np.zeros(0, np.int64)

@@ -204,6 +204,12 @@ class Layout:
         """Return the number of rows that are read of a source."""
         return len(dataset) if self.rows is None else len(self.rows)
 
+    def selected(self, values: Any) -> Any:
+        """Return the values of the rows that are read, of an array of NumPy or Arrow with a value for each row."""
+        if self.rows is None:
+            return values
+        return values[self.rows] if isinstance(values, np.ndarray) else values.take(self.rows)
+
     def encoded_image(self, values: dict[str, Any]) -> StoredImage:
         """Return the encoded image of a row, or the absolute path of its file."""
         image = values[self.image]

@@ -20,7 +20,7 @@ from ..base.faults import BadSample
 from ..base.memory import MemoryRows, plain_value, stored_image
 from ..base.stages import Split
 from .blocks import first_keys, read_list_batches
-from .cache import cached_rows, index_cache
+from .cache import cached_rows, index_cache, uncollected
 from .division import Division
 from .layout import (
     FAULT,
@@ -176,7 +176,11 @@ class Opening:
                 arguments["retries"] = self.retries  # the rows are read later, in other processes
             return BatchSource(files, partial(_batches, reader=reader, arguments=arguments)), layout
         key = (reader.__module__, reader.__qualname__, arguments, files, [stamp_of(file) for file in files])
-        make = partial(_batches, files, reader, arguments)
+
+        def make() -> Iterator[pa.RecordBatch]:
+            batches = _batches(files, reader, arguments)
+            return uncollected(batches) if reader is read_list_batches else batches
+
         return cached_rows(make, RECORD, key, self.cache_dir, source.path, split), layout
 
     def _reader(

@@ -212,7 +212,7 @@ class PairTable(ImageTable):
             column = columns.get(layout.caption) if layout.caption is not None else None
             if column is not None and is_list_type(column.type):
                 lengths = pc.list_value_length(column).fill_null(1).to_numpy()
-                lengths = lengths if layout.rows is None else lengths[layout.rows]
+                lengths = layout.selected(lengths)
                 counts[start : start + len(lengths)] = np.maximum(lengths, 1)
         return counts
 
@@ -277,9 +277,9 @@ class PairTable(ImageTable):
         keys = -1 - np.arange(len(self))
         paths = []
         for source, (start, layout, ids) in enumerate(zip(self._starts, self.layouts, self._ids, strict=False)):
-            path = paths_in(self._columns[source][layout.image], layout.root)
+            path = layout.selected(paths_in(self._columns[source][layout.image], layout.root))
             if ids is not None:
-                codes = id_codes(ids)
+                codes = layout.selected(id_codes(ids))
                 keys[start : start + len(codes)][codes >= 0] = codes[codes >= 0] + keys.max(initial=-1) + 1
                 path = _where(pa.array((codes == _ABSENT) & (not layout.needs_id)), path)
             paths.append(path)
@@ -291,7 +291,7 @@ class PairTable(ImageTable):
         for source, layout in enumerate(self.layouts):
             if layout.caption is None:
                 continue
-            for values in self._readable(source, layout.caption):
+            for values in self._readable(source, layout.caption, layout.rows):
                 yield from texts_in(values)
 
     def check(self, split: str, need_captions: bool, clean: bool, max_words: int, need_images: bool = True) -> None:

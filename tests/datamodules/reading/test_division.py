@@ -104,6 +104,19 @@ def sides_of_rows(data):
     }
 
 
+def test_what_is_read_by_columns_is_that_of_the_rows_of_the_split(tmp_path):
+    data = module(train=[str(pairs(tmp_path / "one")), str(pairs(tmp_path / "two", order=3))], split="0.6/0.4")
+    for split in ("train", "validation"):
+        table = data.open_split(split)
+        captions = [table.captions(row) for row in range(len(table))]
+        assert list(table.texts()) == [text for texts in captions for text in texts]
+        assert table.caption_counts().tolist() == [len(texts) for texts in captions]
+        keys = [table.image_id(row) for row in range(len(table))]
+        groups = [[row for row in range(len(table)) if keys[row] == key] for key in dict.fromkeys(keys)]
+        assert table.images() == groups
+        assert any(len(group) > 1 for group in groups)
+
+
 def test_several_sources_are_divided_together(files):
     first, second = files.parquet(20, "a.parquet"), files.parquet(20, "b.parquet")
     found = {}
@@ -129,7 +142,8 @@ def test_each_label_is_in_training_and_in_proportion_elsewhere(tmp_path):
         batch_size=4,
     )
     assert data.class_names == ("cat", "dog", "rare")
-    counts = {split: Counter(data.opened_rows(split).raw_labels) for split in ("train", "validation")}
+    tables = {split: data.opened_rows(split) for split in ("train", "validation")}
+    counts = {split: Counter(map(table.raw_label, range(len(table)))) for split, table in tables.items()}
     assert counts["train"]["rare"] == 1
     assert counts["validation"]["dog"] == pytest.approx(4, abs=1)
     assert counts["validation"]["cat"] == pytest.approx(12, abs=1)

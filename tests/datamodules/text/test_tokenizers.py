@@ -9,6 +9,7 @@ import torch
 from support.runs.distributed import run_distributed
 from vlightning.common.errors import UserError
 from vlightning.common.tokenizers import open_tokenizer, set_ending, tokenizer_from_json
+from vlightning.datamodules.text import tokenizers
 from vlightning.datamodules.text.captions import clean_caption, text_id, usable_caption
 from vlightning.datamodules.text.tokenizers import TextEncoder, train_wordpiece
 
@@ -84,6 +85,17 @@ def test_reserved_slots_are_not_matched_inside_text():
 
 def test_training_gives_the_same_tokenizer_in_every_process():
     assert run_distributed(train_wordpiece, CAPTIONS, 190) == [train_wordpiece(CAPTIONS, 190)] * 2
+
+
+def test_captions_that_are_normalized_together_train_the_tokenizer_of_single_ones(monkeypatch):
+    draws = random.Random(0)
+    letters = "abcdefgh AB é ü Σσς 中文 \u0301\u0323 .,!?'-()\t\nİß"
+    captions = ["".join(draws.choices(letters, k=draws.randint(0, 40))) for _ in range(1500)]
+    for size in (140, 200, 600):
+        together = train_wordpiece(captions, size)
+        with monkeypatch.context() as patch:
+            patch.setattr(tokenizers, "_CAPTIONS_AT_ONCE", 1)
+            assert train_wordpiece(captions, size) == together
 
 
 def test_rare_letters_give_way_in_a_small_vocabulary():
