@@ -24,7 +24,7 @@ from ..base.faults import ROW_ERRORS, BadSample
 from ..base.text_files import ENCODING, parse_integer, require_utf8, with_unique_keys
 from .csv_rows import CsvRow, by_column, csv_columns, open_csv
 from .layout import IMAGE, RECORD, captions_in, identity_in, record, record_batches
-from .lists import item_with_its_keys, json_line, listed, read_items
+from .lists import has_text, item_with_its_keys, json_line, listed, read_items
 from .remote import open_file, suffix_of
 
 BLOCK = 2**22
@@ -250,7 +250,7 @@ def _line_blocks(path: str, content: IO[bytes], retries: int | None) -> Iterator
 
 
 def _line_items(data: bytes) -> Items:
-    return (partial(json_line, line) for line in io.BytesIO(data) if line.strip())
+    return (partial(json_line, line) for line in io.BytesIO(data) if has_text(line))
 
 
 def _line_columns(data: bytes, names: Sequence[str]) -> Columns | None:

@@ -94,7 +94,12 @@ def _decoded_items(path: str, content: IO[bytes]) -> Iterator[Callable[[], Any]]
         yield from read_csv(file, path)
         return
     # Bytes, so that a line that is not UTF-8 is one bad row.
-    yield from (lambda line=line: json_line(line) for line in content if line.strip())
+    yield from (lambda line=line: json_line(line) for line in content if has_text(line))
+
+
+def has_text(line: bytes) -> bool:
+    """Return whether a line of JSON lines is a row: it has more than white space and a byte order mark."""
+    return bool(line.removeprefix(codecs.BOM_UTF8).strip())
 
 
 def json_line(line: bytes) -> Any:

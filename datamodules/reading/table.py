@@ -277,7 +277,10 @@ class PairTable(ImageTable):
         keys = -1 - np.arange(len(self))
         paths = []
         for source, (start, layout, ids) in enumerate(zip(self._starts, self.layouts, self._ids, strict=False)):
-            path = layout.selected(paths_in(self._columns[source][layout.image], layout.root))
+            path = paths_in(self._columns[source][layout.image], layout.root)
+            if layout.fault is not None:
+                path = _where(pc.is_null(self._columns[source][layout.fault]).combine_chunks(), path)
+            path = layout.selected(path)
             if ids is not None:
                 codes = layout.selected(id_codes(ids))
                 keys[start : start + len(codes)][codes >= 0] = codes[codes >= 0] + keys.max(initial=-1) + 1
