@@ -180,6 +180,24 @@ def set_ending(tokenizer: PreTrainedTokenizerFast, append_sep: bool) -> None:
     )
 
 
+def with_prefix(text: str, prefix: str) -> str:
+    """Return a tokenizer that puts a prefix before each text, which is not empty, as JSON text.
+
+    Args:
+        text: the tokenizer as JSON text of the `tokenizers` library.
+        prefix: the prefix; an empty one changes nothing.
+    """
+    from tokenizers import Tokenizer, normalizers
+
+    if not prefix:
+        return text
+    tokenizer = Tokenizer.from_str(text)
+    first = normalizers.Prepend(prefix)
+    own = tokenizer.normalizer
+    tokenizer.normalizer = first if own is None else normalizers.Sequence([first, own])
+    return str(tokenizer.to_str())
+
+
 def decoded_text(tokenizer: Any, ids: torch.Tensor) -> str:
     """Return a text as a model read it, unknown words included.
 

@@ -212,7 +212,7 @@ def stored_towers(store: FeatureStore, locked: Sequence[str]) -> list[Side]:
         what = f"the {' and '.join(locked)} tower" if locked else "none"
         raise UserError(
             f"Expected a locked tower whose features are in the store {str(store.folder)!r} ({', '.join(kept)}), got "
-            f"{what} locked: set {options}, or leave out data.store."
+            f"{what} locked: set {options}, which CLIPModule has, or leave out data.store."
         )
     return towers
 

@@ -48,7 +48,7 @@ class FeatureStore:
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"Expected a store that `vlightning embed` wrote in {str(self.folder)!r}, got no manifest of one "
-                f"({type(error).__name__}): correct the folder."
+                f"({type(error).__name__}): correct the folder, or embed the data with that command."
             ) from error
         if not self.manifest.get("complete"):
             raise UserError(

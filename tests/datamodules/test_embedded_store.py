@@ -49,6 +49,11 @@ def test_batches_are_those_of_the_file_of_a_prediction(files):
     assert other.tower.keys() == {"model", "weights", "sha256"}
 
 
+def test_a_file_of_a_prediction_is_not_searched(files):
+    (parquet,) = (files / "run").glob("**/embeddings.parquet")
+    assert "Expected a store that `vlightning embed` wrote" in run("search", parquet, "dark").sentence
+
+
 def test_augmented_views_are_refused(files):
     with pytest.raises(UserError, match="2 augmented views of each image: embed the images without --views"):
         data_of(files, files / "views")

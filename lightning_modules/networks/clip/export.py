@@ -6,7 +6,7 @@ from typing import Any
 
 from ....common.errors import UserError
 from ....common.preprocessing import Preprocessing, described, recorded_preprocessing
-from ....common.tokenizers import saved_tokenizer
+from ....common.tokenizers import saved_tokenizer, with_prefix
 from ...core.programs import LAYOUTS as PROGRAMS
 from .dual_encoder_layout import save_dual_encoder
 from .files import save_open_clip, save_vendor
@@ -54,6 +54,11 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
     note = ""
     if isinstance(network.text, EncoderTower):
         tokenizer, note = saved_tokenizer(content, model_config(name)["text_cfg"].get("hf_tokenizer_name"))
+        prefix = name.text.prefix if isinstance(name, TowerPair) else ""
+        if tokenizer is not None:
+            tokenizer = with_prefix(tokenizer, prefix)
+        elif prefix:
+            note += f", which would put {prefix!r} before each text"
     if layout == "vendor":
         if Path(target).is_dir():
             raise UserError(f"Expected the name of a new file, such as student.pt, got the folder {target!r}.")
@@ -69,8 +74,7 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
             save_transformers(network, prepared, target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
-        prefix = name.text.prefix if isinstance(name, TowerPair) else ""
-        options: Any = {"preprocessing": record, "tokenizer": tokenizer, "prefix": prefix}
+        options: Any = {"preprocessing": record, "tokenizer": tokenizer}
         export_towers(network, target, layout, size, **options)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed

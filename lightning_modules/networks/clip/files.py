@@ -111,13 +111,16 @@ def write_open_clip(
     if encoder is not None:
         # open_clip reads the encoder's configuration by this name, and the tokenizer from the folder itself.
         text |= {"hf_model_name": str(target), "hf_model_pretrained": False, "hf_tokenizer_name": str(target)}
-    content = {"model_cfg": dict(config) | {"text_cfg": text}, "preprocess_cfg": preprocessing.as_open_clip()}
     check_free(target)
     # open_clip's scale and bias are of shape [].
     state = {
         key: tensor.reshape(()) if key in ("logit_scale", "logit_bias") else tensor.contiguous()
         for key, tensor in model.state_dict().items()
     }
+    built = dict(config) | {"text_cfg": text}
+    if "logit_bias" in state:  # open_clip takes one for a model that is configured with one only
+        built["init_logit_bias"] = state["logit_bias"].item()
+    content = {"model_cfg": built, "preprocess_cfg": preprocessing.as_open_clip()}
     with replacing(target) as staged, writing(target):
         staged.mkdir()
         save_file(state, staged / WEIGHTS_NAME, {"format": "pt"})

@@ -32,7 +32,6 @@ def export_towers(
     dtype: torch.dtype = torch.float32,
     preprocessing: Mapping[str, Any] | None = None,
     tokenizer: str | None = None,
-    prefix: str = "",
 ) -> list[Path]:
     """Write both towers as programs for batches of any size, `config.json`, and their tokenizer, atomically.
 
@@ -50,7 +49,6 @@ def export_towers(
             float16 unless its optimization stops at ORT_ENABLE_EXTENDED.
         preprocessing: record of the image preprocessing for the configuration, plain data.
         tokenizer: the tokenizer of a text encoder of transformers, as JSON text; other models have CLIP's.
-        prefix: text before each text, for the configuration.
 
     Returns:
         The files.
@@ -83,8 +81,6 @@ def export_towers(
     }
     if encoder is None:
         tokenizer = clip_tokenizer_json() if words == CLIP_VOCABULARY else None
-    elif prefix:
-        config["prefix"] = prefix
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
     return write_programs(pair, folder, format, config, padding)
 

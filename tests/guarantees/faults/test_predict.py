@@ -26,7 +26,8 @@ def shre(shared):
 
 
 CASES = {
-    name: (METHODS | OTHERS)[name] for name in ("albef", "albef_fine_tuning", "mmlg", "mobileclip", "clip", "adapters")
+    name: (METHODS | OTHERS)[name]
+    for name in ("albef", "albef_fine_tuning", "mmlg", "mobileclip", "clip", "adapters", "towers")
 }
 CASES |= {f"shre, {shared}": shre(shared) for shared in ("mlp", "mlp_in_order", "transformer", "s_smke")}
 

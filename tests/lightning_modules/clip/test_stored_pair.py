@@ -17,7 +17,7 @@ from support.runs.stored import Encodings, Losses, fit_with_losses
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.datamodules.stores.store import FeatureStore
-from vlightning.lightning_modules import CLIPModule
+from vlightning.lightning_modules import CLIPModule, MobileCLIPModule
 
 IMAGES, WIDTH, LENGTH, SIDE = "test_efficientnet", 256, 10, 64
 EPOCHS, SEED = 2, 5
@@ -148,4 +148,8 @@ def test_stores_of_other_towers_or_projections_are_refused_in_a_sentence(files, 
         trained(files, {"lock_image": 2}, files / "store")
     with pytest.raises(UserError, match="another tokenizer, length or cleaning"):
         trained(files, TEXT, files / "store", clean_captions=True)
+    student = MobileCLIPModule(pair_of(files), max_tokens=LENGTH, teacher={"distillation_weight": 0.0})
+    _, data = built(files, LIT, files / "store")
+    with pytest.raises(UserError, match=r"got none locked: .* which CLIPModule has"):
+        fit_with_losses(student, data, 1)
     assert "got --of images: lock that tower" in embed(files, tmp_path / "none", TEXT, "--of=images").sentence

@@ -4,20 +4,28 @@ import json
 import shutil
 from pathlib import Path
 
+import onnxruntime
 import open_clip
+import pyarrow.parquet as pq
 import pytest
 import timm
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch.nn.functional import cosine_similarity
 from torch.testing import assert_close
+from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 
-from support.methods.encoders import IMAGES, write_encoder, write_towers
+from support.data.colors import read_table
+from support.methods.encoders import COLORS, IMAGES, write_encoder, write_towers
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
+from vlightning.commands.demo import command as demo
 from vlightning.commands.evaluate.model import load_model
 from vlightning.commands.export.reading import from_pretrained
 from vlightning.common.errors import UserError
+from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules import CLIPModule, MobileCLIPModule
 from vlightning.lightning_modules.clip.interpolation import interpolated
 from vlightning.lightning_modules.networks.clip.pair import TowerPair
@@ -26,6 +34,9 @@ from vlightning.lightning_modules.networks.published_clip import load_published
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "configs/clip/two_towers.yaml"
 SIDE, LENGTH = 64, 10
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)  # others than timm's of the network
+TEXTS = ["dark half", "full"]
+SMALL = ("--num_workers=0", "--accelerator=cpu")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +51,8 @@ def fit(files, *words, text="text"):
         f"--model.model.image.weights={files}/image.safetensors",
         f"--model.model.text.name={files}/{text}",
         "--model.model.projection_dim=8",
+        f"--model.vision.image_mean={list(MEAN)}",
+        f"--model.vision.image_std={list(STD)}",
     ]
     data = [f"--data.train={files}/pairs.csv", f"--data.validation={files}/held_out.csv", "--data.num_workers=0"]
     small = [f"--data.max_tokens={LENGTH}", f"--data.image_size={SIDE}", "--data.batch_size=8"]
@@ -59,6 +72,19 @@ def trained(files, tmp_path_factory):
     assert done.status == 0, done.err
     shutil.rmtree(files / "gone")
     return work / "runs/clip/two_towers/version_0/checkpoints/last.ckpt"
+
+
+LAYOUTS = ("vlightning", "open_clip", "torch_export", "onnx", "onnx_int8")
+
+
+@pytest.fixture(scope="module")
+def exports(trained, tmp_path_factory):
+    """The folder of each layout by its name."""
+    folder = tmp_path_factory.mktemp("exports")
+    for layout in LAYOUTS:
+        done = run("export", "--layout", layout, str(trained), str(folder / layout))
+        assert done.status == 0, done.err
+    return folder
 
 
 def test_the_locked_tower_does_not_change_and_all_else_trains(files, trained):
@@ -95,7 +121,7 @@ def embeddings(model, texts, image):
 
 def test_without_a_saved_tokenizer_exports_have_that_of_the_tower(files, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    texts, image = ["dark half", "full"], Image.open(files / "images/3.png")
+    texts, image = TEXTS, Image.open(files / "images/3.png")
     expected = embeddings(load_model(str(trained)), texts, image)
     content = AtomicCheckpointIO().load_checkpoint(trained)
     content["hyper_parameters"]["model"]["text"]["name"] = str(files / "text")
@@ -113,54 +139,162 @@ def test_without_a_saved_tokenizer_exports_have_that_of_the_tower(files, trained
     torch.testing.assert_close(embeddings(load_model("python"), texts, image), expected)
 
 
-def test_a_moved_folder_of_open_clip_loads(files, trained, tmp_path, monkeypatch):
+def test_a_moved_folder_of_open_clip_loads(files, trained, exports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run("export", "--layout=open_clip", str(trained), "first").status == 0
-    Path("first").rename("second")
-    texts, image = ["dark half", "full"], Image.open(files / "images/3.png")
+    shutil.copytree(exports / "open_clip", "second")
+    config = Path("second/open_clip_config.json")
+    config.write_text(config.read_text().replace(str(exports / "open_clip"), "gone"))
+    texts, image = TEXTS, Image.open(files / "images/3.png")
     expected = embeddings(load_model(str(trained)), texts, image)
     moved = load_model("local-dir:second")
-    torch.testing.assert_close(embeddings(moved, [f"a {text}" for text in texts], image), expected)
-    text = json.loads(Path("second/open_clip_config.json").read_text())["model_cfg"]["text_cfg"]
+    torch.testing.assert_close(embeddings(moved, texts, image), expected)
+    text = json.loads(config.read_text())["model_cfg"]["text_cfg"]
     loaded, _, _ = open_clip.create_model_and_transforms(
         "local-dir:second", text_cfg=text | {"hf_model_name": "second"}
     )
-    ids = open_clip.get_tokenizer("local-dir:second")([f"a {text}" for text in texts])
+    ids = open_clip.get_tokenizer("local-dir:second")(texts)
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval().encode_text(ids, normalize=True), expected[1])
 
 
-@torch.no_grad()
-def test_each_layout_computes_what_the_checkpoint_does(trained, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def expected(trained):
+    """Two images, and the module's features of them and of `TEXTS`, each after the prefix."""
     module = CLIPModule.load_from_checkpoint(trained).eval()
     image = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    texts = ["dark half", "full"]
-    encoded = load_model(str(trained)).encoder(texts)
-    expected = module.encode_images(image)[0], module.encode_texts(**encoded)
-    for layout in ("vlightning", "open_clip", "torch_export"):  # ONNX differs in the converter only
-        done = run("export", "--layout", layout, str(trained), layout)
-        assert done.status == 0, done.err
+    with torch.no_grad():
+        return image, (module.encode_images(image)[0], module.encode_texts(**load_model(str(trained)).encoder(TEXTS)))
 
-    pretrained = from_pretrained("vlightning")
-    assert_close(pretrained.model.encode_images(image)[0], expected[0])
-    assert_close(pretrained.model.encode_texts(**pretrained.tokenizer(texts)), expected[1])
 
-    loaded, _, _ = open_clip.create_model_and_transforms(f"local-dir:{tmp_path}/open_clip")
-    ids = open_clip.get_tokenizer(f"local-dir:{tmp_path}/open_clip")([f"a {text}" for text in texts])
-    loaded.eval()
-    assert_close(loaded.encode_image(image, normalize=True), expected[0])
-    assert_close(loaded.encode_text(ids, normalize=True), expected[1])
-
-    program = torch.export.load("torch_export/text.pt2").module()
-    teacher = load_published(None, "vlightning")
-    assert_close(program(teacher.tokenizer(texts)), expected[1], rtol=1e-4, atol=1e-5)
-    assert_close(teacher.network.encode_image(image, normalize=True), expected[0])
+def test_this_package_reads_its_folder_and_a_published_model(trained, exports, expected):
+    image, own = expected
+    pretrained = from_pretrained(exports / "vlightning")
+    with torch.no_grad():
+        assert_close(pretrained.model.encode_images(image)[0], own[0])
+        assert_close(pretrained.model.encode_texts(**pretrained.tokenizer(TEXTS)), own[1])
+        teacher = load_published(None, str(exports / "vlightning"))
+        assert_close(teacher.network.encode_text(teacher.tokenizer(TEXTS), normalize=True), own[1])
+        assert_close(teacher.network.encode_image(image, normalize=True), own[0])
     assert teacher.preprocessing.image_size == SIDE
     assert load_published(None, str(trained)).sha256 == teacher.sha256
 
-    refused = run("export", "--layout", "transformers", str(trained), "transformers")
-    assert "got a pooling without the encoder's own pooling layer: write another layout" in refused.sentence
+
+@torch.no_grad()
+def test_open_clip_reads_its_folder(exports, expected):
+    image, own = expected
+    loaded, _, transform = open_clip.create_model_and_transforms(f"local-dir:{exports}/open_clip")
+    ids = open_clip.get_tokenizer(f"local-dir:{exports}/open_clip")(TEXTS)
+    loaded.eval()
+    assert_close(loaded.encode_image(image, normalize=True), own[0])
+    assert_close(loaded.encode_text(ids, normalize=True), own[1])
+    assert ids.shape[1] == LENGTH
+    normalization = transform.transforms[-1]
+    assert (tuple(normalization.mean), tuple(normalization.std)) == (MEAN, STD)
+
+
+@pytest.mark.parametrize("layout", ["torch_export", "onnx", "onnx_int8"])
+@torch.no_grad()
+def test_programs_and_their_tokenizer_need_no_code_of_this_package(exports, expected, layout):
+    folder = exports / layout
+    image, own = expected
+    encoded = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(TEXTS)
+    inputs = {"image": image, "text": torch.tensor([text.ids for text in encoded])}
+    features = []
+    for name, rows in inputs.items():
+        if layout == "torch_export":
+            features.append(torch.export.load(folder / f"{name}.pt2").module()(rows))
+        else:
+            session = onnxruntime.InferenceSession(folder / f"{name}.onnx")
+            (given,) = session.get_inputs()
+            features.append(torch.from_numpy(session.run(None, {given.name: rows.numpy()})[0]))
+    for one, other in zip(features, own, strict=True):
+        if layout == "onnx_int8":
+            assert cosine_similarity(one, other).min() > 0.98
+        else:
+            assert_close(one, other, rtol=1e-4, atol=1e-5)
+    preprocessing = json.loads((folder / "config.json").read_text())["preprocessing"]
+    assert [preprocessing[name] for name in ("image_size", "mean", "std")] == [SIDE, list(MEAN), list(STD)]
+
+
+def test_layouts_that_cannot_hold_the_towers_are_refused(trained, tmp_path):
+    for layout, sentence in (
+        ("transformers", "got a pooling without the encoder's own pooling layer: write another layout"),
+        ("vendor", "got"),
+    ):
+        assert sentence in run("export", "--layout", layout, str(trained), str(tmp_path / layout)).sentence
+        assert not (tmp_path / layout).exists()
+
+
+def test_transformers_reads_a_pair_that_pools_by_a_layer(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    prefix = "--model.model.text.prefix=a "
+    done = fit(files, "--trainer.max_epochs=1", "--model.model.text.pooling=pooler", prefix)
+    assert done.status == 0, done.err
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    done = run("export", "--layout=transformers", str(checkpoint), "dual")
+    assert done.status == 0, done.err
+    model = VisionTextDualEncoderModel.from_pretrained("dual").eval()
+    tokens = AutoTokenizer.from_pretrained("dual")(TEXTS, padding=True, truncation=True, return_tensors="pt")
+    image = Image.open(files / "images/3.png")
+    pixels = AutoImageProcessor.from_pretrained("dual")(image, return_tensors="pt")["pixel_values"]
+    module = load_model(str(checkpoint))
+    assert_close(pixels[0], module.prepared(image), rtol=0, atol=0.02)  # another resize
+    with torch.no_grad():
+        read = model(pixel_values=pixels, input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"])
+        assert_close(read.text_embeds, module.encode_texts(TEXTS), rtol=0, atol=1e-5)
+        assert_close(read.image_embeds, module.network.encode_images(pixels)[0], rtol=0, atol=1e-5)
+
+
+def test_each_command_answers_alike_from_a_checkpoint_and_its_exports(files, trained, exports, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = read_table(files / "held_out.csv")
+    table, images = f"--data.predict={files}/held_out.csv", files / "images"
+    served = []
+    monkeypatch.setattr(demo, "find_spec", lambda name: name)
+    monkeypatch.setattr(demo, "serve", lambda search, *_: served.append(search.model.encode_texts(TEXTS)))
+    stored, classes, hits = [], [], []
+    for name, model in {
+        "checkpoint": trained,
+        "vlightning": exports / "vlightning",
+        "open_clip": exports / "open_clip",
+    }.items():
+        for words in (
+            ("embed", model, table, f"--output={name}", *SMALL),
+            ("evaluate", "--model", model, "--images", images, "--classes", *COLORS, f"--out={name}.parquet", *SMALL),
+            ("demo", "--model", model, "--images", images, f"--cache={name}-cache", "--port=0", "--num_workers=0"),
+            ("search", "checkpoint", "dark half", "--count=8", "--model", model),
+        ):
+            done = run(*words)
+            assert done.status == 0, done.err
+        store = FeatureStore(Path(name))
+        stored.append(torch.stack([store.image(row) for row in range(len(rows))]))
+        stored[-1] = torch.cat([stored[-1], torch.stack([store.text(row, text) for row, (_, text) in enumerate(rows)])])
+        hits.append([line for line in done.out.splitlines() if line.startswith("  ")])
+        classes.append([row["classes"][0] for row in pq.read_table(f"{name}.parquet").to_pylist()])
+    assert len(hits[0]) == len(rows)
+    assert hits[1] == hits[2] == hits[0]
+    assert classes[1] == classes[2] == classes[0]
+    for features in (stored, served):
+        assert_close(features[1:], [features[0]] * 2, rtol=1e-4, atol=1e-5)
+    for layout in ("onnx", "torch_export"):
+        assert (
+            "Expected the folder of an export" in run("embed", exports / layout, table, "--output=no", *SMALL).sentence
+        )
+
+
+def test_a_checkpoint_predicts_and_its_config_is_planned(files, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = (f"--data.predict={files}/held_out.csv", f"--data.predict_texts=[{TEXTS[0]}]", "--data.num_workers=0")
+    done = run("predict", f"--ckpt_path={trained}", *words, "--trainer.accelerator=cpu")
+    assert done.status == 0, done.err
+    (table,) = tmp_path.rglob("image_embeddings.parquet")
+    predicted = torch.tensor(pq.read_table(table)["embedding"].to_pylist())
+    model = load_model(str(trained))
+    images = [model.transform(Image.open(files / name)) for name, _ in read_table(files / "held_out.csv")]
+    assert_close(predicted, model.encode_images(torch.stack(images)), rtol=1e-4, atol=1e-5)
+    done = run("plan", f"--config={trained.parents[1]}/config.yaml", "--batch=8", "--steps=10")
+    assert done.status == 0, done.err
+    assert "CLIPModule" in done.out
 
 
 def test_towers_start_with_those_of_a_checkpoint_and_of_an_export(files, trained, tmp_path):

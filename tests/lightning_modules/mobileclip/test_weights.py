@@ -325,9 +325,11 @@ def test_open_clip_loads_the_written_folder(tmp_path):
 
 def test_a_model_of_open_clip_is_written_for_it(tmp_path):
     model = build_model(add_tiny_clip(), 64, LENGTH).eval()
+    model.logit_bias = nn.Parameter(torch.full([1], -9.5))  # of a training with the sigmoid loss
     preprocessing = Preprocessing(64, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear", "squash")
     save_open_clip(model, add_tiny_clip(), preprocessing, tmp_path / "made")
     theirs = open_clip.create_model(f"local-dir:{tmp_path / 'made'}").eval()
+    assert theirs.logit_bias.item() == -9.5
     for one, two in zip(features(theirs, *SHORT), features(model, *SHORT), strict=True):
         assert torch.equal(one, two)
     written = json.loads((tmp_path / "made" / "open_clip_config.json").read_text())["preprocess_cfg"]
