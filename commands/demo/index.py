@@ -18,7 +18,7 @@ from torch import Tensor
 from ...common.errors import UserError
 from ...common.files import WriteError, replacing
 from ...common.messages import say, warn
-from ...metrics.finite import highest
+from ...metrics.finite import highest, non_finite_last
 from ..evaluate.encoding import Loading, encode_images, encode_texts
 from ..evaluate.model import ImageTextModel
 from ..evaluate.row_sets import NamedImages
@@ -37,6 +37,9 @@ class Searched(Protocol):
     def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
         """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
 
+    def log_sum(self, query: Tensor, scale: float) -> float | None:
+        """Return the logarithm of the sum of exp(scale x cosine) over all things; None where not all are compared."""
+
 
 @dataclass(frozen=True)
 class Index:
@@ -51,6 +54,10 @@ class Index:
         return [
             (self.names[index], score) for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ]
+
+    def log_sum(self, query: Tensor, scale: float) -> float | None:
+        """Return the logarithm of the sum of exp(scale x cosine) over all things."""
+        return float(non_finite_last(scale * (self.embeddings @ query)).logsumexp(0))
 
 
 def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loading: Loading) -> Index:
@@ -67,7 +74,7 @@ def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loadin
         say(f"Embedding {len(missing):,} of {len(stamps):,} images.")
     bad = 0
     for start in range(0, len(missing), _BLOCK):
-        samples = NamedImages({name: folder.path(name) for name in missing[start : start + _BLOCK]}, model.transform)
+        samples = NamedImages({name: folder.content(name) for name in missing[start : start + _BLOCK]}, model.transform)
         by_name = {stamp[0]: stamp for stamp in stamps}
         encoded = encode_images(model, samples, loading)
         bad += sum(encoded.bad.values())
