@@ -22,7 +22,7 @@ COMMANDS = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "write predictions or embeddings",
     "embed": "store features of images and texts, for trainings with locked towers and for search",
-    "search": "search texts or images in such a store",
+    "search": "search texts or images in a folder of images, or in such a store",
     "evaluate": "evaluate a checkpoint, an export or a published model on published sets or own images",
     "demo": "open a local page that searches a folder of images",
     "export": "write the model of a checkpoint for use in other code",

@@ -60,11 +60,12 @@ OPTIONS = {
     "data": "--config --limit --out --help",
     "embed": "--weights --output --config --split --views --of --seed --shard_size --batch_size --num_workers "
     "--accelerator --devices --num_nodes --help",
-    "search": "--by --of --count --method --model --weights --device --help",
+    "search": "--weights --by --of --count --device --html --captions --caption_column --image_column --cache "
+    "--batch_size --num_workers --method --model --help",
     "compare": "--output --seeds --first_seed --baseline --metric --mode --test --sweep --trials --jobs --threads "
     "--help",
-    "demo": "--model --weights --images --store --captions --classes --port --cache --batch_size --num_workers "
-    "--device --help",
+    "demo": "--model --weights --images --store --captions --caption_column --classes --port --cache "
+    "--batch_size --num_workers --device --help",
 }
 
 SCRIPT = """\

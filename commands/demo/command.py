@@ -2,7 +2,6 @@
 
 import argparse
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
@@ -11,7 +10,7 @@ from ...datamodules.reading.cache import index_cache
 from ..evaluate.encoding import Loading
 from ..evaluate.image_sets import texts_or_lines
 from ..evaluate.model import load_model
-from .folder import captions_beside, read_captions, read_folder
+from .folder import read_folder, titled
 from .index import Searched, embed_captions, embed_folder
 from .search import Search
 from .server import bound, serve
@@ -37,9 +36,10 @@ def parser_of_demo() -> argparse.ArgumentParser:
     )
     add(
         "--captions",
-        help="text file with a caption a line, or JSON, JSON lines or CSV with captions under `caption`; by default "
-        "such a table in the folder of the images",
+        help="text file with a caption a line, or JSON, JSON lines or CSV with a caption of each `image`, which is its "
+        "title; by default such a table in the folder of the images",
     )
+    add("--caption_column", help="column of the captions and titles in that table; caption")
     add(
         "--classes", nargs="+", default=[], help="names of classes, or a text file with one a line; changed on the page"
     )
@@ -62,10 +62,7 @@ def run_demo(words: list[str]) -> str:
         raise UserError("Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'.")
     folder = read_folder(typed.images)
     classes = texts_or_lines(typed.classes)
-    captions, source = captions_beside(folder.root)
-    if typed.captions:
-        captions = read_captions(Path(typed.captions).expanduser())
-        source = Path(typed.captions).name
+    folder, captions, source = titled(folder, typed.captions, typed.caption_column)
     with bound(typed.port) as address:  # before the images are embedded, which may take minutes
         model = load_model(typed.model, typed.weights)
         model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -75,5 +72,5 @@ def run_demo(words: list[str]) -> str:
         else:
             images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
         search = Search(model, folder, images, embed_captions(model, captions, cache))
-        serve(search, source, classes, address)
+        serve(search, source and source.name, classes, address)
     return "Stopped."

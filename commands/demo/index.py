@@ -14,7 +14,7 @@ from ...common.errors import UserError
 from ...common.messages import say
 from ...datamodules.stores.shards import NOT_FINITE, ShardRows
 from ...datamodules.text.captions import text_id
-from ...metrics.finite import highest
+from ...metrics.finite import highest, non_finite_last
 from ..evaluate.encoding import Loading, encode_images, encode_texts
 from ..evaluate.kept import image_settings, kept, kept_folder, read_kept, text_settings, write_kept
 from ..evaluate.model import ImageTextModel
@@ -34,6 +34,9 @@ class Searched(Protocol):
     def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
         """Return the names with the highest cosines with a unit-length embedding [E], best first, and the cosines."""
 
+    def log_sum(self, query: Tensor, scale: float) -> float | None:
+        """Return the logarithm of the sum of exp(scale x cosine) over all things; None where not all are compared."""
+
 
 @dataclass(frozen=True)
 class Index:
@@ -48,6 +51,10 @@ class Index:
         return [
             (self.names[index], score) for score, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)
         ]
+
+    def log_sum(self, query: Tensor, scale: float) -> float | None:
+        """Return the logarithm of the sum of exp(scale x cosine) over all things."""
+        return float(non_finite_last(scale * (self.embeddings @ query)).logsumexp(0))
 
 
 def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loading: Loading) -> Index:
@@ -67,7 +74,7 @@ def embed_folder(model: ImageTextModel, folder: ImageFolder, cache: Path, loadin
     embedded = {keys[name]: name for name in folder.names if keys[name] in embeddings}
     bad = 0
     for start in range(0, len(missing), _BLOCK):
-        samples = NamedImages({name: folder.path(name) for name in missing[start : start + _BLOCK]}, model.transform)
+        samples = NamedImages({name: folder.content(name) for name in missing[start : start + _BLOCK]}, model.transform)
         encoded = encode_images(model, samples, loading)
         bad += sum(encoded.bad.values())
         # Images that have changed or are gone are left out of the store.

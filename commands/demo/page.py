@@ -9,7 +9,7 @@ import gradio
 from ...common.errors import UserError
 from ...datamodules.base.faults import BadSample
 from .rendering import grid, ranked
-from .search import Search
+from .search import Ranked, Search
 
 _LONGEST = 500  # characters of a text
 _MOST_LINES = 1000  # typed captions or classes
@@ -77,14 +77,20 @@ def _describing(search: Search, source: str | None, classes: Sequence[str]) -> N
             raise gradio.Error(f"This image cannot be used: {bad.fault.cause}.") from None
         except UserError as error:
             raise gradio.Error(str(error)) from None
-        highest = max((score for _, score in scored), default=1.0)
         return (
-            ranked([(name, f"{score:.3f}", score / max(highest, 1e-6)) for name, score in scored], "No captions."),
+            ranked([_captioned(best) for best in scored], "No captions."),
             ranked([(name, f"{share:.1%}", share) for name, share in likely], "No classes: type some."),
         )
 
     for event in (image.change, again.click):
         event(describe, [image, names, typed], [captions, best])
+
+
+def _captioned(best: Ranked) -> tuple[str, str, float]:
+    """Return a caption, its share, or its cosine if the model has no temperature, and the length of its bar."""
+    if best.share is None:
+        return best.name, f"{best.cosine:.3f}", best.cosine
+    return best.name, f"{best.share:.1%}", best.share
 
 
 def _lines(text: str) -> list[str]:

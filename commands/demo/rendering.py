@@ -3,7 +3,7 @@
 import base64
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .search import Hit
 
@@ -19,13 +19,13 @@ CSS = """
 .hits img {width: 100%; aspect-ratio: 1; object-fit: contain; background: #8882; border-radius: 4px}
 .hits figcaption {display: flex; flex-wrap: wrap; justify-content: space-between; column-gap: .5rem; font-size: .85rem;
   overflow-wrap: anywhere}
-.hits .quiet {flex-basis: 100%}
+.hits .quiet, .hits .title:not(:empty) {flex-basis: 100%}
 .hits b {font-variant-numeric: tabular-nums; font-weight: 600}
 """
 
 
 def grid(hits: Sequence[Hit]) -> str:
-    """Return images with their cosines, and with the strengths of a word."""
+    """Return images with their titles, cosines and shares, and with the strengths of a word."""
     return f"<div class=hits>{''.join(map(_figure, hits))}</div>"
 
 
@@ -34,9 +34,23 @@ def _figure(hit: Hit) -> str:
     hit.image.save(content, "JPEG", quality=85)
     source = f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
     strength = "" if hit.strength is None else f"<i>word {hit.strength:.0%}</i>"
-    name = html.escape(hit.name, quote=True)
-    caption = f"<b>{hit.score:.3f}</b>{strength}<span class=quiet>{name}</span>"
-    return f'<figure><img alt="{name}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+    ranked = hit.ranked
+    name = html.escape(ranked.name, quote=True)
+    title = html.escape(ranked.title, quote=True)
+    share = "" if ranked.share is None else f"<b>{ranked.share:.1%}</b>"
+    numbers = f"{share}<span>cosine {ranked.cosine:.3f}</span>{strength}"
+    caption = f"<span class=title>{title}</span>{numbers}<span class=quiet>{name}</span>"
+    return f'<figure><img alt="{title or name}" src="{source}"><figcaption>{caption}</figcaption></figure>'
+
+
+def page_of_hits(answers: Mapping[str, Sequence[Hit]], note: str) -> str:
+    """Return a page of its own with the hits of each query, below a line about them."""
+    sections = "".join(f"<h2>{html.escape(query)}</h2>{grid(hits)}" for query, hits in answers.items())
+    return (
+        "<!doctype html><meta charset=utf-8><meta name=viewport content='width=device-width'><title>vlightning search"
+        f"</title><style>body {{font-family: system-ui, sans-serif; margin: 1.5rem}}{CSS}</style>"
+        f"<p class=quiet>{html.escape(note)}</p>{sections}\n"
+    )
 
 
 def ranked(rows: Sequence[tuple[str, str, float]], otherwise: str) -> str:

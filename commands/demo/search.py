@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from math import exp
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +33,28 @@ _SIDE = 480  # pixels of a shown image
 _BEST = 5  # captions and classes of an image
 
 
+class Ranked(NamedTuple):
+    """A thing that was searched.
+
+    Attributes:
+        name: Name of the image, or the caption.
+        cosine: Cosine with the query.
+        share: Softmax over all things of the model's logits, which are cosines over its temperature; None for a model
+            without a temperature, and where a store answers.
+        title: Title of the image; empty without one.
+    """
+
+    name: str
+    cosine: float
+    share: float | None = None
+    title: str = ""
+
+
 class Hit(NamedTuple):
-    """An image, its path below the folder, its cosine with the text, and a word's strength in it, from 0 to 1."""
+    """An image, what it was ranked by, and a word's strength in it, from 0 to 1."""
 
     image: Image.Image
-    name: str
-    score: float
+    ranked: Ranked
     strength: float | None = None
 
 
@@ -50,7 +67,6 @@ class Search:
         folder: The images.
         images: Embeddings of the images.
         captions: Embeddings of captions, of which there may be none.
-        why_no_maps: Why the model has no maps of words; None if it has.
         order: A sentence about the order of the images; None for a model without a matching head.
     """
 
@@ -58,7 +74,6 @@ class Search:
     folder: ImageFolder
     images: Searched
     captions: Index
-    why_no_maps: str | None = field(init=False)
     order: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -69,14 +84,40 @@ class Search:
         self._tokens = lru_cache(256)(self._encode)
         self._maps = lru_cache(4)(self._map)
         self._classes = lru_cache(8)(self._embed_classes)
-        self.why_no_maps = self._ask_for_maps()
+
+    @cached_property
+    def why_no_maps(self) -> str | None:
+        """Why the model has no maps of words; None if it has."""
+        return self._ask_for_maps()
 
     def find(self, text: str) -> list[Hit]:
+        """Return what `rank` does, with the images that can be read."""
+        return self.readable(self.rank(text))
+
+    def rank(self, text: str, count: int = SHOWN) -> list[Ranked]:
         """Return the images with the highest cosines with a text, best first.
 
         A matching head reorders them if this order was better in the model's last evaluation.
         """
-        return self._readable(self._best(text))
+        query = encode_texts(self.model, [text])[0]
+        if self.order is None or not self._network.evaluation.reranks("predict"):
+            best = self.images.best(query, count)
+        else:
+            best = self._reranked(text, self.images.best(query, max(count, _RERANKED)))[:count]
+        return self._ranked(self.images, query, best)
+
+    def rank_captions(self, text: str, count: int) -> list[Ranked]:
+        """Return the captions with the highest cosines with a text, best first."""
+        best = self.captions.best(encode_texts(self.model, [text])[0], count)
+        return [Ranked(*each) for each in best]
+
+    def rank_by_image(self, file: str, count: int) -> list[Ranked]:
+        """Return the images with the highest cosines with an image, best first; raises `BadSample`."""
+        return self.rank_by_embedding(self._embed(file), count)
+
+    def rank_by_embedding(self, query: Tensor, count: int) -> list[Ranked]:
+        """Return the images with the highest cosines with a unit-length embedding [E] of an image, best first."""
+        return [Ranked(name, cosine, None, self._title(name)) for name, cosine in self.images.best(query, count)]
 
     def words(self, text: str) -> list[str]:
         """Return the words of a text that have maps; none if the model maps no words."""
@@ -90,22 +131,25 @@ class Search:
         """
         hits = self.find(text)
         (_, columns) = self._word_positions(text)[word]
-        heats = self._maps(text, tuple(hit.name for hit in hits))[:, columns].mean(1)
+        heats = self._maps(text, tuple(hit.ranked.name for hit in hits))[:, columns].mean(1)
         highest = max(float(heats.max()), 1e-30)
         return [
-            Hit(heat_over(hit.image, heat, strength), hit.name, hit.score, strength)
+            Hit(heat_over(hit.image, heat, strength), hit.ranked, strength)
             for hit, heat in zip(hits, heats, strict=True)
             for strength in [float(heat.max()) / highest]
         ]
 
-    def describe(self, file: str, typed: Sequence[str] = ()) -> list[tuple[str, float]]:
+    def describe(self, file: str, typed: Sequence[str] = (), count: int = _BEST) -> list[Ranked]:
         """Return the captions with the highest cosines with an image, best first, of those typed or else of those read.
 
         Raises:
             BadSample: If the image cannot be used.
         """
         captions = Index(typed, encode_texts(self.model, typed)) if typed else self.captions
-        return captions.best(self._embed(file), _BEST) if captions.names else []
+        if not captions.names:
+            return []
+        query = self._embed(file)
+        return self._ranked(captions, query, captions.best(query, count))
 
     def classify(self, file: str, names: Sequence[str]) -> list[tuple[str, float]]:
         """Return the best classes of an image, and the softmax of their logits, as `vlightning evaluate`.
@@ -119,11 +163,15 @@ class Search:
         top = highest(self.model.shares(scores), _BEST)
         return [(names[index], share) for share, index in zip(top.values.tolist(), top.indices.tolist(), strict=True)]
 
-    def _best(self, text: str) -> list[tuple[str, float]]:
-        query = encode_texts(self.model, [text])[0]
-        if self.order is None or not self._network.evaluation.reranks("predict"):
-            return self.images.best(query, SHOWN)
-        return self._reranked(text, self.images.best(query, _RERANKED))[:SHOWN]
+    def _ranked(self, among: Searched, query: Tensor, best: Sequence[tuple[str, float]]) -> list[Ranked]:
+        """Return the best of some things with their shares and titles."""
+        scale = self.model.logit_scale
+        total = among.log_sum(query, scale) if scale != 1 else None
+        shares = [None if total is None else exp(scale * cosine - total) for _, cosine in best]
+        return [Ranked(*each, share, self._title(each[0])) for each, share in zip(best, shares, strict=True)]
+
+    def _title(self, name: str) -> str:
+        return self.folder.titles.get(name, "")
 
     @torch.no_grad()
     def _reranked(self, text: str, best: list[tuple[str, float]]) -> list[tuple[str, float]]:
@@ -150,11 +198,11 @@ class Search:
         tokens: Tensor = self._network.encode_images(self.model.finish(pixels))[1]
         return tokens
 
-    def _readable(self, best: Sequence[tuple[str, float]]) -> list[Hit]:
+    def readable(self, best: Sequence[Ranked]) -> list[Hit]:
         """Return the images that can still be read."""
         with ThreadPoolExecutor(4) as pool:
-            images = pool.map(lambda name: small(self.folder, name, _SIDE), [name for name, _ in best])
-            return [Hit(image, *hit) for hit, image in zip(best, images, strict=True) if image is not None]
+            images = pool.map(lambda each: small(self.folder, each.name, _SIDE), best)
+            return [Hit(image, each) for each, image in zip(best, images, strict=True) if image is not None]
 
     def _embed(self, file: str) -> Tensor:
         pixels = self.model.transform(decode_image(None, file, "the given image"))

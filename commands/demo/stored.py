@@ -47,6 +47,10 @@ class StoredIndex:
                 return list(best.items())[:count]
             asked *= 4
 
+    def log_sum(self, query: Tensor, scale: float) -> float | None:
+        """Return None: an index compares a text with some of the rows."""
+        return None
+
 
 def stored_folder(model: ImageTextModel, folder: ImageFolder, store: str) -> StoredIndex:
     """Open the store of the images of a folder.

@@ -198,10 +198,30 @@ def _from_export(folder: Path) -> ImageTextModel:
     return _from_module(module, str(folder), config.get("preprocessing"), tokenizer, config.get("data") or {})
 
 
+def embeds_both(cls: type) -> bool:
+    """Return whether a class embeds images and texts."""
+    return hasattr(cls, "encode_images") and hasattr(cls, "encode_texts")
+
+
+def model_of_module(module: Any, name: str) -> ImageTextModel:
+    """Return the model of a method after its training, which puts it into eval mode and float32.
+
+    Args:
+        module: A method that embeds images and texts, whose Trainer has its datamodule, or that was loaded.
+        name: What results are listed under.
+
+    Raises:
+        UserError: If preprocessing or tokenizer are not known.
+    """
+    data = module.provenance.training_of(module).data
+    text = None if data.get("tokenizer") == CLIP else module.provenance.tokenizer_of(module)
+    tokenizer = None if text is None else tokenizer_from_json(text)
+    return _from_module(module, name, module.preprocessing(), tokenizer, data)
+
+
 def _class_of(name: str | None, source: str) -> Any:
     """Return the class of a checkpoint or an export that embeds images and texts."""
-    methods = lightning_modules.method_classes().items()
-    classes = {key: cls for key, cls in methods if hasattr(cls, "encode_images") and hasattr(cls, "encode_texts")}
+    classes = {key: cls for key, cls in lightning_modules.method_classes().items() if embeds_both(cls)}
     if name not in classes:
         raise UserError(
             f"Expected a model of images and texts ({', '.join(classes)}), got {name or 'an unknown class'} in "

@@ -12,28 +12,35 @@ from ...common.errors import UserError
 from ...common.shown import shown
 from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
-from ...datamodules.stores.store import FeatureStore, Side
+from ...datamodules.stores.store import FeatureStore, Side, is_store
 from ...lightning_modules.core.towers import tower_digests
 from ..evaluate.encoding import encode_texts
 from ..evaluate.model import ImageTextModel, load_model
+from .images import search_images
 from .index import StoreSearch
 
 
 def work(typed: argparse.Namespace) -> str:
-    """Search a store.
+    """Search a store, or images by a model.
 
     Args:
         typed: The parsed arguments.
 
     Raises:
-        UserError: If an argument is wrong, or the store or its model cannot be used.
+        UserError: If an argument is wrong, or the store, the model or the images cannot be used.
     """
     if typed.count < 1:
         raise UserError(f"Expected at least 1 after --count, got {typed.count}: increase it.")
-    store = FeatureStore(typed.store)
+    if not is_store(typed.source):
+        return search_images(typed)
+    if option := next((name for name in ("html", "captions", "caption_column") if getattr(typed, name)), None):
+        raise UserError(
+            f"Expected a model and a folder of images with --{option}, got the store {typed.source!r}: leave it out."
+        )
+    store = FeatureStore(typed.source)
     search = StoreSearch(store, cast(Side, typed.of), typed.method)
     model = model_of_store(store, typed.model, typed.weights)
-    model.network.to(typed.device)
+    model.network.to(typed.device or "cpu")
     if typed.by == "text":
         queries = encode_texts(model, typed.queries)
     else:

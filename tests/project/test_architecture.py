@@ -19,6 +19,8 @@ FLOORS = {
     "lightning_modules": 2,
     "commands": 3,
     "cli.py": 4,
+    "api.py": 4,
+    "__init__.py": 5,
     # lightning_modules/; `__init__.py` is above all
     "lightning_modules/core": 0,
     "lightning_modules/networks": 1,
@@ -56,6 +58,8 @@ ARROWS = {
     "lightning_modules": {"callbacks", "metrics", "common"},
     "commands": {"callbacks", "metrics", "common", "datamodules", "lightning_modules"},
     "cli.py": {"commands"},
+    "api.py": {"commands", "lightning_modules", "callbacks", "datamodules", "common"},
+    "__init__.py": {"api.py", "common"},
 }
 """The folders that each folder of the root imports."""
 

@@ -32,7 +32,7 @@ CODE_FOLDERS = ("callbacks", "commands", "common", "datamodules", "lightning_mod
 
 def package_files() -> list[Path]:
     """Python files that belong to the package, relative to the root."""
-    files = [Path("__init__.py"), Path("cli.py")]
+    files = [Path("__init__.py"), Path("api.py"), Path("cli.py")]
     for folder in CODE_FOLDERS:
         files += [path.relative_to(ROOT) for path in (ROOT / folder).rglob("*.py")]
     return files

@@ -64,9 +64,11 @@ def test_the_images_of_a_text_are_those_with_the_highest_cosines(search):
     cosines = torch.stack([embedding(search, name) for name in names]) @ text
     top = cosines.topk(SHOWN)
     hits = search.find(TEXT)
-    assert [hit.name for hit in hits] == [names[place] for place in top.indices]
-    assert [hit.score for hit in hits] == pytest.approx(top.values.tolist(), abs=1e-5)
+    assert [hit.ranked.name for hit in hits] == [names[place] for place in top.indices]
+    assert [hit.ranked.cosine for hit in hits] == pytest.approx(top.values.tolist(), abs=1e-5)
     assert "below/00.png" in names
+    shares = (search.model.logit_scale * cosines).softmax(0)[top.indices]
+    assert [hit.ranked.share for hit in hits] == pytest.approx(shares.tolist(), rel=1e-4)
 
 
 def test_the_matching_head_reorders_the_images_if_the_models_evaluation_found_this_better(search, monkeypatch):
@@ -83,10 +85,10 @@ def test_the_matching_head_reorders_the_images_if_the_models_evaluation_found_th
             name: float(network.match_scores(states, text["attention_mask"], tokens_of(search, name)))
             for name in search.images.names
         }
-    assert [hit.name for hit in hits] == sorted(scores, key=scores.get, reverse=True)[:SHOWN]
-    assert [hit.name for hit in hits] != [hit.name for hit in plain]
+    assert [hit.ranked.name for hit in hits] == sorted(scores, key=scores.get, reverse=True)[:SHOWN]
+    assert [hit.ranked.name for hit in hits] != [hit.ranked.name for hit in plain]
     monkeypatch.setattr(network.evaluation, "orders", Orders(50.0, 40.0))
-    assert [hit.name for hit in reordered.find(TEXT)] == [hit.name for hit in plain]
+    assert [hit.ranked.name for hit in reordered.find(TEXT)] == [hit.ranked.name for hit in plain]
 
 
 def test_a_word_colors_the_region_that_the_model_maps(search):
@@ -94,7 +96,7 @@ def test_a_word_colors_the_region_that_the_model_maps(search):
     words = search.words(TEXT)
     assert words == ["large", "red", "circle", "above", "small", "blue", "square"]
     plain, seen = search.find(TEXT), search.look(TEXT, 2)
-    assert [hit.name for hit in seen] == [hit.name for hit in plain]
+    assert [hit.ranked.name for hit in seen] == [hit.ranked.name for hit in plain]
     assert max(hit.strength for hit in seen) == 1
     (_, places) = search._word_positions(TEXT)[2]
     pixels = search.model.transform(plain[0].image)[None]
@@ -113,9 +115,12 @@ def test_an_image_gets_the_captions_and_classes_with_the_highest_cosines(search)
     assert len(captions) == 20
     cosines = search.model.encode_texts(captions) @ embedding(search, "03.png")
     best = search.describe(str(file))
-    assert [name for name, _ in best] == [captions[place] for place in cosines.topk(5).indices]
+    top = cosines.topk(5)
+    assert [each.name for each in best] == [captions[place] for place in top.indices]
+    shares = (search.model.logit_scale * cosines).softmax(0)[top.indices]
+    assert [each.share for each in best] == pytest.approx(shares.tolist())
     typed = ["a ring", "a cross"]
-    assert sorted(name for name, _ in search.describe(str(file), typed)) == sorted(typed)
+    assert sorted(each.name for each in search.describe(str(file), typed)) == sorted(typed)
     shares = search.classify(str(file), ["ring", "cross", "circle"])
     assert sum(share for _, share in shares) == pytest.approx(1)
     assert [share for _, share in shares] == sorted((share for _, share in shares), reverse=True)
@@ -203,7 +208,7 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path):
     folder = read_folder(str(root))
     assert folder.names == ("01.png", "below/00.png", "within.png")
     assert folder.outside == 1
-    assert captions_beside(folder.root)[1] == "captions.json"
+    assert captions_beside(folder.root)[1] == root / "captions.json"
     for name in ("../outside/secret.png", "folder/secret.png", "link.png", str(outside / "secret.png")):
         with pytest.raises(BadSample):
             folder.open(name)

@@ -130,6 +130,7 @@ def test_the_demo_answers_from_the_store(files, expected, tmp_path):
         (["--count=0"], "Expected at least 1 after --count"),
         (["--by=image"], "Expected an image, got 'dark' (missing file)"),
         (["--model=gone"], "gone"),
+        (["--html=page.html"], "Expected a model and a folder of images with --html, got the store"),
     ],
 )
 def test_wrong_words_are_refused_in_a_sentence(files, words, sentence):

@@ -10,7 +10,7 @@ FOLDERS = ("callbacks", "commands", "common", "datamodules", "lightning_modules"
 def package_files() -> list[Path]:
     """Every Python file of the package, without tests and benchmarks."""
     inside = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    return [ROOT / "__init__.py", ROOT / "cli.py", *inside]
+    return [ROOT / "__init__.py", ROOT / "api.py", ROOT / "cli.py", *inside]
 
 
 TREES = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in package_files()}
