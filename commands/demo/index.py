@@ -98,9 +98,10 @@ def _rows(folder: ImageFolder, embedded: Mapping[int, str], embeddings: Mapping[
     """Return the rows of a store of images, by the keys of their stamps."""
     features = torch.stack([embeddings[key] for key in embedded])
     faults = [None if finite else NOT_FINITE for finite in features.isfinite().all(1).tolist()]
-    paths = [str(folder.path(name)) for name in embedded.values()]
-    nothing: list[int | None] = [None] * len(paths)
-    return ShardRows(paths, nothing, list(embedded), faults, features[:, None], [[] for _ in paths])
+    # An image that a table contains has no path.
+    names = [name if (path := folder.path(name)) == folder.root else str(path) for name in embedded.values()]
+    nothing: list[int | None] = [None] * len(names)
+    return ShardRows(names, nothing, list(embedded), faults, features[:, None], [[] for _ in names])
 
 
 def _key(stamp: Stamp) -> int:
