@@ -110,8 +110,8 @@ def test_the_accuracy_of_the_matching_head_equals_a_slow_reference(equal_texts):
             continue
         assert result.recalls[name] == pytest.approx(100 * head / count)
         assert 20 < result.recalls[name] < 80
-        measured = result.hard_pairs
-    assert measured == (count, pytest.approx(100 * contrast / count), result.recalls[name])
+        expected = (count, pytest.approx(100 * contrast / count), result.recalls[name])
+    assert result.hard_pairs == expected  # by equal texts where there are any
 
 
 @pytest.mark.parametrize(("share", "at_chance"), [(40.0, True), (50.0, True), (54.9, True), (55.1, False)])
