@@ -20,11 +20,6 @@ from .shards import FAULT, IMAGE, IMAGE_ID, KEY, Shard, shard_path
 Side = Literal["image", "text"]
 
 
-def is_store(folder: str | Path) -> bool:
-    """Return whether a folder has the manifest of a store."""
-    return (Path(folder).expanduser() / MANIFEST).is_file()
-
-
 class FeatureStore:
     """Features of the rows of a data set, as `vlightning embed` writes them.
 
