@@ -203,7 +203,9 @@ def search(typed: argparse.Namespace) -> None:
         work = Path(name)
         write_model(work / "model", typed.model)
         source = f"local-dir:{work / 'model'}"
-        model = {"name": typed.model, "model": source, "weights": source, "sha256": load_model(source).sha256}
+        loaded = load_model(source)
+        model = {"name": typed.model, "model": source, "weights": source, "sha256": loaded.sha256}
+        model |= loaded.tower_digests()
         print(f"{typed.model}; {typed.width} numbers a row, of {typed.factors} factors")
         print(f"{'rows':>10}  {'method':<8}{'peak MB':>10}{'first, MB':>10}{'ms a query':>12}  recall at 10")
         for rows in (10, *typed.rows):

@@ -36,6 +36,7 @@ import open_clip
 import torch
 from latency import device_name
 from PIL import Image
+from safetensors.torch import save_file
 
 from vlightning.commands.evaluate.encoding import Loading, batches, encode_classes
 from vlightning.commands.evaluate.image_sets import ImageSet, read_prompts
@@ -75,7 +76,7 @@ def write_model(folder: Path, name: str) -> ImageTextModel:
     content = {"model_cfg": open_clip.get_model_config(name), "preprocess_cfg": network.visual.preprocess_cfg}
     folder.mkdir()
     (folder / "open_clip_config.json").write_text(json.dumps(content))
-    torch.save(network.state_dict(), folder / "open_clip_pytorch_model.bin")
+    save_file(network.state_dict(), folder / "open_clip_model.safetensors")
     return load_model(f"local-dir:{folder}")
 
 

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from .writers.classes import ClassPredictionWriter as ClassPredictionWriter
     from .writers.classes import TextClassPredictionWriter as TextClassPredictionWriter
     from .writers.grounding import GroundingWriter as GroundingWriter
-    from .writers.image_embeddings import ImageEmbeddingWriter as ImageEmbeddingWriter
     from .writers.reinforced import LeftOut as LeftOut
     from .writers.reinforced import Reinforced as Reinforced
     from .writers.reinforcement import ReinforcementWriter as ReinforcementWriter
@@ -89,7 +88,6 @@ _NAMES = {
     "stuck_loss": ("StuckLossWarning",),
     "writers.classes": ("ClassPredictionWriter", "TextClassPredictionWriter"),
     "writers.grounding": ("GroundingWriter",),
-    "writers.image_embeddings": ("ImageEmbeddingWriter",),
     "writers.reinforced": ("LeftOut", "Reinforced"),
     "writers.reinforcement": ("ReinforcementWriter",),
     "writers.retrieval": ("RetrievalPredictionWriter",),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
     from .clip import CLIPModule
     from .cocord import CoCoRDLinearProbeModule, CoCoRDModule
-    from .mmlg import CaptioningModule, ImageEmbeddingModule, MMLGImageClassifierModule, MMLGModule
+    from .mmlg import CaptioningModule, MMLGImageClassifierModule, MMLGModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
     from .shre import SHReImageClassifierModule, SHReModule
 
@@ -36,7 +36,6 @@ _NAMES = {
     ),
     "mmlg": (
         "CaptioningModule",
-        "ImageEmbeddingModule",
         "MMLGImageClassifierModule",
         "MMLGModule",
     ),
@@ -61,7 +60,6 @@ __all__ = [
     "CoCoRDLinearProbeModule",
     "CoCoRDModule",
     "EntailmentModule",
-    "ImageEmbeddingModule",
     "MMLGImageClassifierModule",
     "MMLGModule",
     "MobileCLIPModule",

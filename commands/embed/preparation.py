@@ -22,10 +22,8 @@ from ...datamodules.transforms.normalize import in_pixels, normalization_of
 from ...lightning_modules.core.towers import (
     locked_features,
     tower_digest,
-    tower_digests,
     towers_of,
     trained_head,
-    weights_digest,
 )
 from ..evaluate.model import ImageTextModel, load_model
 from ..plan.configuration import build, parse_fit
@@ -87,7 +85,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
     else:
         model = load_model(typed.model, typed.weights)
         data = data_for(words, model)
-        sides = {side: (digest, True) for side, digest in tower_digests(model.network, model.sha256).items()}
+        sides = {side: (digest, True) for side, digest in model.tower_digests().items()}
     kinds = typed.of or [f"{side}s" for side in sides]
     if absent := [kind for kind in kinds if kind.removesuffix("s") not in sides]:
         raise UserError(
@@ -223,7 +221,6 @@ def configured(words: list[str]) -> tuple[PairDataModule, ImageTextModel, dict[s
         texts,
         in_pixels(plain),
         finish,
-        weights_digest(network.state_dict().items()),
         token_ids=token_ids,
     )
     return data, model, sides

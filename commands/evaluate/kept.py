@@ -16,7 +16,6 @@ from ...common.messages import warn
 from ...datamodules.stores.identity import transform_digest
 from ...datamodules.stores.shards import SUFFIX, ShardRows, shard_path, write_shard
 from ...datamodules.stores.store import FeatureStore
-from ...lightning_modules.core.towers import tower_digests
 from .model import ImageTextModel
 
 SHARD_SIZE = 2048
@@ -37,9 +36,8 @@ _UNIT = {"projected": True, "normalized": True}
 
 
 def _settings(model: ImageTextModel, sources: Any) -> dict[str, Any]:
-    towers = tower_digests(model.network, model.sha256)
     settings = {
-        "model": {"name": model.name, "model": None, "weights": None, "sha256": model.sha256, **towers},
+        "model": {"name": model.name, "model": None, "weights": None, "sha256": model.sha256, **model.tower_digests()},
         "data": {"sources": sources, "shard_size": SHARD_SIZE},
     }
     return plain_json(settings)

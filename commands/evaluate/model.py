@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.base.model_card import expected_tokenizer_of
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
-from ...lightning_modules.core.frozen import Frozen
+from ...lightning_modules.core.memory import weights_in_place
+from ...lightning_modules.core.towers import tower_digest_of, weights_digest
 from ...lightning_modules.networks.clip.files import CONFIG_NAME
-from ...lightning_modules.networks.published_clip import PublishedCLIP, load_published
+from ...lightning_modules.networks.published_clip import RANDOM, PublishedCLIP, load_published
 from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
@@ -40,7 +42,6 @@ class ImageTextModel:
         texts: Texts to features [T, E].
         transform: RGB image to uint8 [3, S, S], which loader workers apply and send.
         finish: Normalization of a batch of these, on the model's device.
-        sha256: Fingerprint of the weights.
         note: Caveat that reports print beside each metric; None if there is none.
         encoder: Texts to token ids; None for a published model, whose module maps no words.
         logit_scale: Inverse of the temperature that the model learned, by which cosines become logits; 1 for one whose
@@ -55,12 +56,20 @@ class ImageTextModel:
     texts: Callable[[Sequence[str]], Tensor]
     transform: Callable[[Image.Image], Tensor]
     finish: Callable[[Tensor], Tensor]
-    sha256: str
     note: str | None = None
     encoder: Encoder | None = None
     logit_scale: float = 1.0
     token_ids: Callable[[Sequence[str]], Tensor] | None = None
     preprocessing: Preprocessing | None = None
+
+    @cached_property
+    def sha256(self) -> str:
+        """Fingerprint of the weights, all of which are read for it."""
+        return weights_digest(self.network.state_dict().items())
+
+    def tower_digests(self) -> dict[str, str]:
+        """Return the fingerprints of both towers, `image` and `text`."""
+        return {side: tower_digest_of(self.network, side) for side in ("image", "text")}
 
     @property
     def device(self) -> torch.device:
@@ -88,7 +97,7 @@ class ImageTextModel:
 
 
 def load_model(model: str, weights: str | None = None) -> ImageTextModel:
-    """Load a model for evaluation, on the CPU.
+    """Load a model for evaluation, on the CPU, in the memory of one copy of its weights.
 
     Args:
         model: A checkpoint of a training, a file or a folder; the folder of a run, for its best checkpoint; the folder
@@ -98,19 +107,26 @@ def load_model(model: str, weights: str | None = None) -> ImageTextModel:
     Raises:
         UserError: If there is no such model, or it does not embed images and texts.
     """
+    if weights == RANDOM:  # which are drawn
+        return _loaded(model, weights)
+    with weights_in_place():
+        return _loaded(model, weights)
+
+
+def _loaded(model: str, weights: str | None) -> ImageTextModel:
     if weights is not None:
-        return _published(load_published(model, weights))
+        return _published(load_published(model, weights, digest=False))
     if model.startswith(_LOCAL):
-        return _published(load_published(None, model.removeprefix(_LOCAL)))
+        return _published(load_published(None, model.removeprefix(_LOCAL), digest=False))
     path = resolved(model)
     if is_checkpoint(path):
-        content = AtomicCheckpointIO().load_checkpoint(path)
+        content = AtomicCheckpointIO().load_checkpoint(path, map_location="meta")  # the module loads the weights
         cls = _class_of(class_of(saved_settings(content)), str(path))
         # An optimizer of the user's own is not needed, and its code not imported.
         module = cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
         return _from_checkpoint(module, content, str(path))
     if (path / CONFIG_NAME).is_file():  # an export in that layout, without the prefix
-        return _published(load_published(None, str(path)))
+        return _published(load_published(None, str(path), digest=False))
     if is_folder(path):
         return _from_export(path)
     if path.exists():
@@ -142,7 +158,6 @@ def _published(published: PublishedCLIP) -> ImageTextModel:
         network.encode_image,
         encode,
         *_prepared(published.preprocessing),
-        published.sha256,
         logit_scale=1.0 if logit_scale is None else float(logit_scale.exp()),
         token_ids=token_ids,
         preprocessing=published.preprocessing,
@@ -242,10 +257,6 @@ def _from_module(
     module.eval().requires_grad_(False).float()
     encoder = text_encoder(module, tokenizer, data)
 
-    def encode_images(images: Tensor) -> Tensor:
-        features: Tensor = module.encode_images(images)[0]
-        return features
-
     def encode_texts(texts: Sequence[str]) -> Tensor:
         device = next(module.parameters()).device
         features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(texts).items()})
@@ -258,10 +269,9 @@ def _from_module(
     return ImageTextModel(
         source,
         module,
-        encode_images,
+        module.image_features,
         encode_texts,
         *_prepared(preprocessing),
-        Frozen(module).fingerprint(),
         module.evaluation_note,
         encoder,
         module.similarity_scale(),

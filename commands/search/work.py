@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -13,7 +14,7 @@ from ...common.shown import shown
 from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
 from ...datamodules.stores.store import FeatureStore, Side, is_store
-from ...lightning_modules.core.towers import tower_digests
+from ...lightning_modules.core.towers import tower_digest_of
 from ..evaluate.encoding import encode_texts
 from ..evaluate.model import ImageTextModel, load_model
 from .images import search_images
@@ -39,7 +40,7 @@ def work(typed: argparse.Namespace) -> str:
         )
     store = FeatureStore(typed.source)
     search = StoreSearch(store, cast(Side, typed.of), typed.method)
-    model = model_of_store(store, typed.model, typed.weights)
+    model = model_of_store(store, typed.model, typed.weights, typed.by)
     model.network.to(typed.device or "cpu")
     if typed.by == "text":
         queries = encode_texts(model, typed.queries)
@@ -55,13 +56,14 @@ def work(typed: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def model_of_store(store: FeatureStore, model: str | None, weights: str | None) -> ImageTextModel:
+def model_of_store(store: FeatureStore, model: str | None, weights: str | None, by: Side) -> ImageTextModel:
     """Load the model that a store was embedded with.
 
     Args:
         store: The store.
         model: As of `load_model`; None for what the store names.
         weights: As of `load_model`.
+        by: What the queries are; the weights of the other tower are not read.
 
     Raises:
         UserError: If there is no such model, or it has other weights.
@@ -76,20 +78,25 @@ def model_of_store(store: FeatureStore, model: str | None, weights: str | None) 
         model = str(record["model"])
         weights = None if record["weights"] == record["model"] else str(record["weights"])
     loaded = load_model(model, weights)
-    check_model(store, loaded)
+    check_model(store, loaded, (by,))
     return loaded
 
 
-def check_model(store: FeatureStore, model: ImageTextModel) -> None:
+def check_model(store: FeatureStore, model: ImageTextModel, sides: Sequence[Side] = ("image", "text")) -> None:
     """Check that a model has the weights that a store was embedded with.
+
+    Args:
+        store: The store.
+        model: The model.
+        sides: The towers that encode queries.
 
     Raises:
         UserError: If it has others.
     """
     record = store.manifest["model"]
     # Layouts differ in the shape of the logit scale, and so in the hash of all weights.
-    same_towers = tower_digests(model.network, model.sha256).items() <= record.items()
-    if model.sha256 != record["sha256"] and not same_towers:
+    same_towers = all(record.get(side) == tower_digest_of(model.network, side) for side in sides)
+    if not same_towers and model.sha256 != record["sha256"]:
         raise UserError(
             f"Expected the model of the store {str(store.folder)!r}, {json.dumps(record['name'])} (sha256 "
             f"{record['sha256'][:12]}), got other weights (sha256 {model.sha256[:12]}): give that model, or embed the "

@@ -15,18 +15,16 @@ from ..reading.division import DividedSources
 from ..reading.layout import Layout
 from ..reading.open import Opening, PairSources
 from ..reading.resolve import Sources, by_split
-from ..stores.store import FeatureStore, is_store
+from ..stores.store import FeatureStore
 from .embedded_rows import (
     CaptionCollate,
     CaptionReader,
     EmbeddedCollate,
     EmbeddedEvaluationSet,
     EmbeddedImages,
-    Embeddings,
     ImageEmbeddings,
     JoinOn,
 )
-from .embedded_store import StoreEmbeddings
 from .rows import CaptionRows
 
 if TYPE_CHECKING:
@@ -34,14 +32,13 @@ if TYPE_CHECKING:
 
 
 class EmbeddedCaptionsDataModule(DividedSources, SampledDataModule):
-    """Image embeddings, as `predict` of an `ImageEmbeddingModule` writes them, with the images' captions.
+    """Image embeddings in a store, as `vlightning embed` writes it, with the images' captions.
 
     In training each caption is a row, as in ClipCap. Evaluation and prediction read each image once; an evaluation
     batch holds `references`, the list of all captions of each image. The image files are not read and may be missing.
 
     Args:
-        embeddings: a Parquet file, glob pattern or folder, or a list of these; or a folder that `vlightning embed`
-            wrote, with plain views of the images.
+        embeddings: folder of the store, with plain views of the images.
         train: images with captions for training, in the forms that `ImageTextDataModule` reads, such as Karpathy's
             `dataset_coco.json`, of which each argument reads its own split.
         validation: images with captions for validation, in the same forms.
@@ -66,7 +63,7 @@ class EmbeddedCaptionsDataModule(DividedSources, SampledDataModule):
 
     def __init__(
         self,
-        embeddings: str | list[str],
+        embeddings: str,
         train: Sources = None,
         validation: Sources = None,
         test: Sources = None,
@@ -87,7 +84,7 @@ class EmbeddedCaptionsDataModule(DividedSources, SampledDataModule):
         self.max_tokens = max_tokens
         self.language_model = language_model
         self.join_on = join_on
-        self._files = [embeddings] if isinstance(embeddings, str) else list(embeddings)
+        self._store = embeddings
         self.pairs = PairSources(
             self.divided(by_split(train, validation, test, predict)),
             Opening(image_root, image_column, caption_column, image_id_column, cache_dir),
@@ -130,14 +127,12 @@ class EmbeddedCaptionsDataModule(DividedSources, SampledDataModule):
 
     @cached_property
     def embeddings(self) -> ImageEmbeddings:
-        """All embeddings: in main memory those of Parquet files, in mapped files those of a store."""
-        if len(self._files) == 1 and is_store(self._files[0]):
-            return StoreEmbeddings(FeatureStore(self._files[0]), self.join_on)
-        return Embeddings(self._files, self.join_on)
+        """All embeddings, in mapped files."""
+        return ImageEmbeddings(FeatureStore(self._store), self.join_on)
 
     @property
-    def tower(self) -> dict[str, str] | None:
-        """Network that computed the embeddings; None if the files do not name it."""
+    def tower(self) -> dict[str, str]:
+        """Network that computed the embeddings."""
         return self.embeddings.origin
 
     @cached_property

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -20,8 +14,8 @@ from ...common.errors import UserError
 from ..base.decode import MAX_PIXELS
 from ..base.faults import EMPTY_CAPTION, BadSample, Collated, Fault, Outcome
 from ..base.samples import usable_samples
-from ..reading.resolve import local_files
 from ..reading.table import PairTable
+from ..stores.store import FeatureStore
 from .rows import CaptionRows
 from .samples import captions_of
 
@@ -29,110 +23,64 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 JoinOn = Literal["image", "image_id"]
-_COLUMNS = ("image", "image_id", "embedding")
 
 
-class ImageEmbeddings(Protocol):
-    """Embeddings of images by a key, which `join_on` names."""
+class ImageEmbeddings:
+    """Features of the plain views of a store, indexed by the name or the id of the image.
 
-    join_on: JoinOn
-    paths: list[Path]
-    origin: dict[str, str] | None
-
-    @property
-    def width(self) -> int:
-        """The embedding dimension D."""
-
-    def __contains__(self, key: str | int) -> bool:
-        """Return whether an image has an embedding."""
-
-    def __getitem__(self, key: str | int) -> torch.Tensor:
-        """Return an embedding, float32 [D]."""
-
-
-class Embeddings:
-    """Table of embeddings [N, D], indexed by the name or the id of the image.
+    Rows of the same image have the same features, of which the first are read.
 
     Args:
-        files: Parquet files, glob patterns or folders of such files, written by `predict` of an
-            `ImageEmbeddingModule`.
-        join_on: the column by which embeddings are looked up.
+        store: the store.
+        join_on: the key by which embeddings are looked up.
 
     Raises:
-        UserError: If no file is found, the files are of different towers, or an image has several embeddings.
+        UserError: If the store has no images, augmented views of them, or normalized features.
     """
 
-    def __init__(self, files: list[str], join_on: JoinOn) -> None:
-        paths = [path for file in files for path in _paths(file)]
-        tables = [_read(path) for path in paths]
-        origins = {(table.schema.metadata or {}).get(b"tower") for table in tables}
-        widths = {_width(table, path) for table, path in zip(tables, paths, strict=True)}
-        if len(origins) > 1 or len(widths) > 1:
+    def __init__(self, store: FeatureStore, join_on: JoinOn) -> None:
+        images = store.sides["image"]
+        if images is None or store.views:
+            what = "texts only" if images is None else f"{store.views} augmented views of each image"
             raise UserError(
-                f"Expected embeddings of one tower in data.embeddings, got those of {len(origins)} towers with the "
-                f"dimensions {sorted(widths)}: name the files of one tower."
+                f"Expected a store with plain views of images as data.embeddings, got {str(store.folder)!r} with "
+                f"{what}: embed the images without --views."
             )
+        if images.get("normalized"):
+            raise UserError(
+                f"Expected a store of `vlightning embed` as data.embeddings, got {str(store.folder)!r} with normalized "
+                "embeddings, as the demo and the evaluation keep them: embed the images."
+            )
+        self.store = store
         self.join_on = join_on
-        self.paths = paths
-        self.values = np.concatenate([_values(table) for table in tables])
-        keys = [key for table in tables for key in table[join_on].to_pylist()]
-        self._rows = {key: row for row, key in enumerate(keys)}
-        if len(self._rows) < len(keys):
-            twice = next(key for row, key in enumerate(keys) if self._rows[key] != row)
-            raise UserError(
-                f"Expected one embedding per {join_on} in data.embeddings, got several for {twice!r}: name each file "
-                "once, or set data.join_on."
-            )
-        origin = origins.pop()
-        self.origin: dict[str, str] | None = json.loads(origin) if origin is not None else None
+        keys = store.names() if join_on == "image" else store.image_ids()
+        usable = store.usable()
+        self._rows: dict[str | int, int] = {}
+        for row, key in enumerate(keys):
+            if key is not None and usable[row]:
+                self._rows.setdefault(key, row)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """Name of the model, source of its weights, and their sha256."""
+        model = self.store.manifest["model"]
+        return {
+            "model": model["name"],
+            "weights": str(model["weights"] or model["name"]),  # none where the model of a config was embedded
+            "sha256": model["sha256"],
+        }
 
     @property
     def width(self) -> int:
         """The embedding dimension D."""
-        return int(self.values.shape[1])
+        return self.store.width("image")
 
     def __contains__(self, key: str | int) -> bool:
         return key in self._rows
 
     def __getitem__(self, key: str | int) -> torch.Tensor:
         """Return an embedding, float32 [D]."""
-        return torch.from_numpy(self.values[self._rows[key]])
-
-
-def _paths(source: str) -> list[Path]:
-    files = local_files(source, ".parquet")
-    if not files:
-        raise UserError(
-            "Expected Parquet files of embeddings, as `vlightning predict` with an ImageEmbeddingModule writes them, "
-            f"got none in {os.fspath(source)!r}: embed the images first, or correct data.embeddings."
-        )
-    return [Path(file) for file in files]
-
-
-def _read(path: Path) -> Any:
-    names = pq.read_schema(path).names
-    if not set(_COLUMNS) <= set(names):
-        raise UserError(
-            f"Expected the columns {', '.join(_COLUMNS)} in {str(path)!r}, as `vlightning predict` with an "
-            f"ImageEmbeddingModule writes them, got {', '.join(names)}: set data.embeddings to such a file."
-        )
-    return pq.read_table(path, columns=list(_COLUMNS))
-
-
-def _width(table: Any, path: Path) -> int:
-    lengths = set(table["embedding"].combine_chunks().value_lengths().to_pylist()) if table.num_rows else set()
-    if len(lengths) != 1:
-        raise UserError(
-            f"Expected embeddings of one dimension in {str(path)!r}, got {table.num_rows} of {len(lengths)} "
-            "dimensions: write the file again."
-        )
-    return int(lengths.pop())
-
-
-def _values(table: Any) -> np.ndarray:
-    column = table["embedding"].combine_chunks()
-    flat = column.flatten().cast(pa.float32()).to_numpy(zero_copy_only=False)
-    return flat.reshape(len(column), -1)
+        return self.store.image(self._rows[key])
 
 
 NO_EMBEDDING = "no embedding"
@@ -174,7 +122,7 @@ class EmbeddedImages(PairTable):
                 raise BadSample(EMPTY_CAPTION, self.name(row))
             self.embedding(row)
 
-        expected = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.paths[0])!r}"
+        expected = f"images with captions whose {self.embeddings.join_on} is in {str(self.embeddings.store.folder)!r}"
         self.check_rows(split, expected, "embed these images, correct data.image_root, or set data.join_on", read)
 
 

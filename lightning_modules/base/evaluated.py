@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lightning import LightningModule
+from torch import Tensor
 
 from ..core.data_sizes import DataSizes, compare_sizes
 from ..evaluation.protocol import Batch, Evaluation
@@ -32,6 +33,15 @@ class EvaluatedModule(LightningModule):
         """
         logit_scale = getattr(getattr(self, "student", None), "logit_scale", None)
         return 1.0 if logit_scale is None else float(logit_scale.exp())
+
+    def image_features(self, image: Tensor) -> Tensor:
+        """Return the features [B, E] of images [B, 3, S, S] that are stored; by default those of `encode_images`.
+
+        A method with towers whose features have any length returns these: captioning is trained on them.
+        """
+        encoded: Any = self
+        features: Tensor = encoded.encode_images(image)[0]
+        return features
 
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the networks accept; by default from the settings `vision` and `text`."""

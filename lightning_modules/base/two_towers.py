@@ -49,8 +49,13 @@ class TwoTowers(Method):
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Return unit-length features [B, E] of images [B, 3, S, S], or of features [B, D] from a store."""
+        return unit(self.image_features(image)), None
+
+    def image_features(self, image: Tensor) -> Tensor:
+        """Return unnormalized features [B, E] of images [B, 3, S, S], or of features [B, D] from a store."""
         network = self.evaluated
-        return unit(projected(network.visual, image) if image.ndim == 2 else network.encode_image(image)), None
+        features: Tensor = projected(network.visual, image) if image.ndim == 2 else network.encode_image(image)
+        return features
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return unit-length features [B, E] of texts [B, L].

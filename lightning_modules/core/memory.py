@@ -1,4 +1,4 @@
-"""Large batches in little memory: slices of a batch whose activations are recomputed in the backward pass."""
+"""Little memory: slices of a batch whose activations are recomputed in the backward pass, and weights held once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from timm.layers import Mlp
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from ...common.ranges import COUNT, SettingsGroup
@@ -163,3 +164,42 @@ def _statistics(norm: BatchNorm) -> _Statistics:
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None
     return _Statistics(norm.running_mean, norm.running_var, norm.num_batches_tracked)
+
+
+# Weights held once
+
+
+class _WeightsInPlace(TorchFunctionMode):
+    """See `weights_in_place`."""
+
+    _DRAWS = frozenset({Tensor.normal_, Tensor.uniform_})
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if function in self._DRAWS or getattr(function, "__module__", None) == "torch.nn.init":
+            return args[0] if args else given["tensor"]
+        if function is Tensor.copy_ and len(args) == 2 and not given and _takes(*args):
+            args[0].data = args[1]
+            return args[0]
+        return function(*args, **given)
+
+
+def _takes(parameter: Tensor, values: Any) -> bool:
+    """Return whether values can be those of a parameter as they are."""
+    return (
+        isinstance(parameter, nn.Parameter)
+        and type(values) is Tensor
+        and (values.shape, values.dtype, values.device) == (parameter.shape, parameter.dtype, parameter.device)
+        and values.is_contiguous()
+    )
+
+
+def weights_in_place() -> AbstractContextManager[Any]:
+    """Let networks that are built and filled in this context hold the tensors of the file in place of copies.
+
+    Parameters are not initialized, so that all of them have to be filled; their own memory is never touched. Tensors of
+    a safetensors file are mapped: weights that are not used are not read.
+    """
+    return _WeightsInPlace()

@@ -21,29 +21,27 @@ def weights_digest(state: Iterable[tuple[str, Tensor]]) -> str:
     for name, tensor in sorted(state, key=_name):
         whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         digest.update(f"{name}{list(whole.shape)}{whole.dtype}".encode())
-        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        digest.update(whole.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def tower_digests(network: nn.Module, whole: str) -> dict[str, str]:
-    """Return the fingerprint of the image and of the text tower of a network.
+def tower_digest_of(network: nn.Module, side: str) -> str:
+    """Return the fingerprint of the image or of the text tower of a network; that of all weights if it has none.
 
     Args:
         network: a pair of open_clip's towers, a method with one as `evaluated`, or another network.
-        whole: fingerprint of a network without separate towers.
-
-    Returns:
-        `image` and `text`.
+        side: `image` or `text`.
     """
     pair: Any = getattr(network, "evaluated", network)
     visual = getattr(pair, "visual", None)
     if not isinstance(visual, nn.Module) or not hasattr(pair, "encode_text"):
-        return {"image": whole, "text": whole}
-    text = getattr(pair, "text", None)
-    if isinstance(text, nn.Module):
-        return {"image": tower_digest(visual), "text": tower_digest(text)}
-    state = [(name, tensor) for name, tensor in pair.state_dict().items() if name.startswith(_TEXT_IN_CLIP)]
-    return {"image": tower_digest(visual), "text": weights_digest(state)}
+        return weights_digest(network.state_dict().items())
+    tower = visual if side == "image" else getattr(pair, "text", None)
+    if isinstance(tower, nn.Module):
+        return tower_digest(tower)
+    return weights_digest(
+        (name, tensor) for name, tensor in pair.state_dict().items() if name.startswith(_TEXT_IN_CLIP)
+    )
 
 
 def tower_digest(tower: nn.Module) -> str:

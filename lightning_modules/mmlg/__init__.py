@@ -3,13 +3,11 @@
 from ...callbacks.learngene.expansion import expand_learngene
 from ...callbacks.learngene.file import load_learngene, save_learngene
 from .captioning import CaptioningModule
-from .embedding import ImageEmbeddingModule
 from .image_classifier import MMLGImageClassifierModule
 from .module import MMLGModule
 
 __all__ = [
     "CaptioningModule",
-    "ImageEmbeddingModule",
     "MMLGImageClassifierModule",
     "MMLGModule",
     "expand_learngene",

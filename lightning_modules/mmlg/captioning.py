@@ -259,7 +259,7 @@ def _same_tower(trained_on: dict[str, str] | None, data: dict[str, str] | None) 
         raise UserError(
             f"Expected embeddings by {trained_on['model']} of {trained_on['weights']!r} (sha256 "
             f"{trained_on['sha256'][:12]}), which the mapper was trained on, got those by {data['model']} of "
-            f"{data['weights']!r} (sha256 {data['sha256'][:12]}): embed the images with the former, and give the file "
+            f"{data['weights']!r} (sha256 {data['sha256'][:12]}): embed the images with the former, and give the store "
             "as data.embeddings."
         )
     return trained_on or data

@@ -188,7 +188,11 @@ class MMLGModule(Method):
 
     def encode_images(self, image: Tensor) -> tuple[Tensor, None]:
         """Encode images [B, 3, S, S]: unit-length features [B, E]."""
-        return unit(self.student.encode_image(image)), None
+        return unit(self.image_features(image)), None
+
+    def image_features(self, image: Tensor) -> Tensor:
+        """Encode images [B, 3, S, S]: unnormalized features [B, E]."""
+        return self.student.encode_image(image)
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Encode texts [B, L]: unit-length features [B, E] of the end-of-text tokens."""

@@ -84,7 +84,7 @@ class Loaded(NamedTuple):
     tokenizer: Tokenizer
 
 
-def load_published(model: str | None, weights: str) -> PublishedCLIP:
+def load_published(model: str | None, weights: str, digest: bool = True) -> PublishedCLIP:
     """Build a model and load its weights.
 
     The activation is that of the weights: open_clip knows which of its tags were trained with QuickGELU, independent of
@@ -96,6 +96,7 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
         weights: a tag of open_clip, which is downloaded; "random" for untrained weights of a model of open_clip; a
             folder with `open_clip_config.json` and the weights, or an export of a pair of towers here; or a file of
             open_clip's, of the vendor's, or a checkpoint of a training here.
+        digest: whether the fingerprint is computed, for which all weights are read; else it is empty.
 
     Raises:
         UserError: If there is no such file, folder, model or tag, or the weights cannot be loaded into the model.
@@ -121,7 +122,8 @@ def load_published(model: str | None, weights: str) -> PublishedCLIP:
         loaded = _from_tag(model, weights)
     network = loaded.network.float()
     set_clip_attention(network)
-    fingerprint = Frozen(network).fingerprint()
+    frozen = Frozen(network)
+    fingerprint = frozen.fingerprint() if digest else ""
     return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, str(model), weights, fingerprint)
 
 

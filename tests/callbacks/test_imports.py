@@ -89,7 +89,7 @@ for name in vlightning.callbacks.__all__:
 """
 HEAVY = {
     **dict.fromkeys(("AnswerWriter", "CaptionWriter", "ClassPredictionWriter", "GroundingWriter"), "pyarrow"),
-    **dict.fromkeys(("ImageEmbeddingWriter", "RetrievalPredictionWriter", "TextClassPredictionWriter"), "pyarrow"),
+    **dict.fromkeys(("RetrievalPredictionWriter", "TextClassPredictionWriter"), "pyarrow"),
     **dict.fromkeys(("AnswerFigures", "GroundingFigures", "PredictionFigures"), "matplotlib"),
     **dict.fromkeys(("LearngeneFigures", "WordMapFigures"), "matplotlib"),
     **dict.fromkeys(("EmbeddingProjector", "RetrievalFigures"), "torchvision"),

@@ -6,13 +6,13 @@ import json
 import os
 import zipfile
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from support.data.images import draw_image, encoded
+from support.methods.captioning import write_embeddings
 from support.methods.reinforced import augmentations, pth_gz, sample, write_tar
 from support.runs.command_line import run
 from support.runs.processes import by_another_process
@@ -21,12 +21,18 @@ from vlightning.common.files import unfinished_beside
 from vlightning.datamodules import ImageClassificationDataModule, ReinforcedImageTextDataModule
 from vlightning.datamodules.base.decode import decode_image, read_regular
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.embedded_rows import CaptionReader, EmbeddedEvaluationSet, EmbeddedImages, Embeddings
+from vlightning.datamodules.pairs.embedded_rows import (
+    CaptionReader,
+    EmbeddedEvaluationSet,
+    EmbeddedImages,
+    ImageEmbeddings,
+)
 from vlightning.datamodules.pairs.rows import CaptionRows
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.shards import SeparateImages, Shards
 from vlightning.datamodules.reinforced.rows import SampleEmbeddings
 from vlightning.datamodules.reinforced.writer import ShardFile
+from vlightning.datamodules.stores.store import FeatureStore
 
 COUNT = 8
 CLIP = {"tokenizer": "clip", "vocab_size": 50_000}  # needs no training captions
@@ -189,12 +195,11 @@ def test_embedded_captions(files, tmp_path):
     captions = pa.array([b"one", b"\xff", b"three", b"four"], pa.binary()).view(pa.string())
     names = [f"/{number}.png" for number in range(4)]
     pq.write_table(pa.table({"image": names, "caption": captions}), tmp_path / "rows.parquet")
-    values = np.ones((4, 3), np.float32)
-    values[2] = np.nan
-    table = {"image": names, "image_id": list(range(4)), "embedding": list(values)}
-    pq.write_table(pa.table(table), tmp_path / "embeddings.parquet")
+    values = torch.ones(4, 3)
+    values[2] = torch.nan
+    store = FeatureStore(write_embeddings(tmp_path / "embeddings", names, values=values))
     opened = Opening(None, "image", "caption", None, str(tmp_path / "cache")).open(str(tmp_path / "rows.parquet"), "x")
-    images = EmbeddedImages([opened], Embeddings([str(tmp_path / "embeddings.parquet")], "image"))
+    images = EmbeddedImages([opened], ImageEmbeddings(store, "image"))
     outcomes = [EmbeddedEvaluationSet(images, images.images(), True)[number] for number in range(4)]
     bad = {1: "unreadable (UnicodeDecodeError)", 2: "non-finite embedding"}
     assert {n: outcome.faults[0].cause for n, outcome in enumerate(outcomes) if outcome.sample is None} == bad

@@ -2,17 +2,16 @@
 
 import json
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from support.data.images import draw_image
-from support.methods.captioning import CAPTIONS, EMBED_DIM, TOWER, caption_data, embedding, image_name, write_data
+from support.methods.captioning import CAPTIONS, TOWER, caption_data, embedding, image_name, write_data
 from support.methods.captioning import write_embeddings as write
 from vlightning.common.errors import UserError
 from vlightning.datamodules import EmbeddedCaptionsDataModule
 from vlightning.datamodules.base.faults import BadDataError
+from vlightning.datamodules.stores.store import FeatureStore
 
 TEXTS = [text for texts in CAPTIONS for text in texts]
 
@@ -75,7 +74,7 @@ def test_a_caption_in_a_row_of_its_own_counts_as_one_of_its_image(arguments, tmp
     (tmp_path / "rows.json").write_text(json.dumps(rows))
     root = {"image_root": str(tmp_path / "nowhere"), "validation": str(tmp_path / "rows.json")}
     names = [str(tmp_path / "nowhere" / image_name(number)) for number in range(2)]
-    found = arguments | root | {"embeddings": write(tmp_path / "embeddings.parquet", names)}
+    found = arguments | root | {"embeddings": write(tmp_path / "embeddings", names)}
     data = ready(found, "validate", max_bad_share=0.5)
     (batch,) = data.val_dataloader()
     assert batch["references"] == [["one", "three four"], ["two"]]
@@ -103,9 +102,8 @@ def test_images_that_have_moved_are_found_by_their_id(arguments, tmp_path):
 
 
 def test_images_without_an_embedding_are_replaced_and_end_the_run_where_they_are_many(arguments, tmp_path):
-    table = pq.read_table(arguments["embeddings"])
-    pq.write_table(table.slice(0, 5), tmp_path / "some.parquet")
-    some = arguments | {"embeddings": str(tmp_path / "some.parquet")}
+    names = FeatureStore(arguments["embeddings"]).names()
+    some = arguments | {"embeddings": write(tmp_path / "some", names[:5])}
     data = ready(some, max_bad_share=0.5)
     batches = list(data.train_dataloader())
     assert [len(batch["embedding"]) for batch in batches] == [6, 6, 6]
@@ -121,54 +119,27 @@ def test_prediction_needs_no_captions(arguments, tmp_path):
     for number in range(3):
         draw_image(number).save(folder / f"{number}.png")
     names = [str(folder / f"{number}.png") for number in range(3)]
-    found = arguments | {"embeddings": write(tmp_path / "embeddings.parquet", names), "predict": str(folder)}
+    found = arguments | {"embeddings": write(tmp_path / "embeddings", names), "predict": str(folder)}
     data = ready(found, "predict")
     (batch,) = data.predict_dataloader()
     assert torch.equal(batch["embedding"], torch.stack([embedding(number) for number in range(3)]))
     assert [data.image_name("predict", number) for number in range(3)] == names
 
 
-def test_files_are_read_from_folders_and_patterns(arguments, tmp_path):
-    table = pq.read_table(arguments["embeddings"])
-    for start in (0, 2, 4):
-        pq.write_table(table.slice(start, 2), tmp_path / f"part{start}.parquet")
-    for files in (
-        str(tmp_path),
-        str(tmp_path / "part*.parquet"),
-        [str(tmp_path / f"part{s}.parquet") for s in (4, 0, 2)],
-    ):
-        data = ready(arguments | {"embeddings": files}, "validate")
-        batches = list(data.val_dataloader())
-        for number, features in enumerate(torch.cat([batch["embedding"] for batch in batches])):
-            assert torch.equal(features, embedding(number))
-
-
-def refused(arguments, files, message):
-    with pytest.raises(UserError, match=message):
-        ready(arguments | {"embeddings": files})
-
-
-def test_other_files_are_refused(arguments, tmp_path):
-    refused(arguments, str(tmp_path / "none.parquet"), "Expected Parquet files of embeddings, .*embed the images first")
-    # What a retrieval prediction writes, of unit length, has no ids.
-    table = pq.read_table(arguments["embeddings"])
-    pq.write_table(table.drop_columns(["image_id"]), tmp_path / "unit.parquet")
-    refused(
-        arguments,
-        str(tmp_path / "unit.parquet"),
-        "Expected the columns image, image_id, embedding in .*, as `vlightning predict`",
-    )
-    refused(arguments, [arguments["embeddings"]] * 2, r"one embedding per image .* got several for .*0\.jpg")
-    names = [f"/other/{number}" for number in range(3)]
-    other = write(tmp_path / "other.parquet", names, TOWER | {"sha256": "1" * 64})
-    refused(arguments, [arguments["embeddings"], other], "got those of 2 towers with the dimensions")
-    narrow = write(tmp_path / "narrow.parquet", names, width=EMBED_DIM - 1)
-    refused(arguments, [arguments["embeddings"], narrow], r"of 1 towers with the dimensions \[11, 12\]")
-    pq.write_table(table.slice(0, 0), tmp_path / "empty.parquet")
-    refused(arguments, str(tmp_path / "empty.parquet"), "got 0 of 0 dimensions")
-    mixed = table.set_column(3, "embedding", pa.array([[1.0] * (1 + row % 2) for row in range(6)]))
-    pq.write_table(mixed, tmp_path / "mixed.parquet")
-    refused(arguments, str(tmp_path / "mixed.parquet"), "got 6 of 2 dimensions")
+@pytest.mark.parametrize(
+    ("images", "sentence"),
+    [
+        ({"views": 2}, "with plain views of images as data.embeddings, .* 2 augmented views .*without --views"),
+        ({"normalized": True}, "Expected a store of `vlightning embed` .* with normalized embeddings"),
+    ],
+)
+def test_stores_of_other_features_are_refused(arguments, tmp_path, images, sentence):
+    names = [str(tmp_path / image_name(number)) for number in range(6)]
+    other = write(tmp_path / "other", names, **images)
+    with pytest.raises(UserError, match=sentence):
+        ready(arguments | {"embeddings": other})
+    with pytest.raises(UserError, match="Expected a store that `vlightning embed` wrote in"):
+        ready(arguments | {"embeddings": str(tmp_path / "none.parquet")})
 
 
 def test_a_language_model_without_a_tokenizer_is_refused(arguments, tmp_path):
@@ -176,4 +147,4 @@ def test_a_language_model_without_a_tokenizer_is_refused(arguments, tmp_path):
     with pytest.raises(UserError, match=r"of a tokenizer, got|Expected a tokenizer folder"):
         next(iter(data.train_dataloader()))
     with pytest.raises(UserError, match=r"data.max_tokens of at least 2, got 1"):
-        EmbeddedCaptionsDataModule("embeddings.parquet", max_tokens=1)
+        EmbeddedCaptionsDataModule("embeddings", max_tokens=1)

@@ -63,7 +63,13 @@ ARROWS = {
 }
 """The folders that each folder of the root imports."""
 
-DOCUMENTED = {"_replace", "_asdict", "_make", "_exit"}  # of named tuples and of `os`: public despite their names
+DOCUMENTED = {
+    "_replace",
+    "_asdict",
+    "_fields",
+    "_make",
+    "_exit",
+}  # of named tuples and of `os`: public despite their names
 
 
 def module_name(file):

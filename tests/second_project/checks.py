@@ -230,12 +230,6 @@ def TextClassPredictionWriter(page, processes):
     assert len(set(table["label"][::3])) == 1  # of equal texts
 
 
-def ImageEmbeddingWriter(page, processes):
-    table = _rows("embeddings", "embeddings")
-    assert table["image_id"] == table["sample_index"]
-    assert {len(row) for row in table["embedding"]} == {8}
-
-
 def CaptionWriter(page, processes):
     assert _rows("captions", "captions")["caption"] == [Colors().caption(number) for number in range(ROWS)]
 

@@ -39,6 +39,7 @@ def rows(first: int, last: int) -> str:
 
 
 TEACHERS_HALF, STUDENTS_HALF = rows(0, 80), rows(80, 160)
+CAPTIONER_VALIDATION = rows(150, 160)  # of the student's half, which the captioner has not seen
 TESTED = (f"--data.test={FASHION}/test.parquet",)
 QUIET = ("--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu")
 
@@ -73,32 +74,18 @@ def teacher(name: str) -> Preparation:
 # Captioner
 
 
-def embedded(split: str) -> tuple[str, ...]:
-    """Return the command that embeds the images of a split by the first teacher.
-
-    Each split has a file of its own: ids of images from several sources are not those of the data.
-    """
-    writer = {"class_path": "ImageEmbeddingWriter", "init_args": {"folder": f"${{folder}}/{split}"}}
-    return (
-        *("predict", "--model=ImageEmbeddingModule", "--model.weights=${teacher_lite0_checkpoint}"),
-        *("--data=ImageTextDataModule", f"--data.predict={FASHION}/{split}.parquet", "--data.tokenizer=clip"),
-        *(f"--data.image_size={TEACHER_SIZE}", "--data.vocab_size=49408", f"--data.max_tokens={TOKENS}"),
-        *("--data.eval_batch_size=128", "--data.num_workers=0", f"--trainer.callbacks={json.dumps([writer])}", *QUIET),
-    )
-
-
+EMBEDDED = (
+    *("embed", "${teacher_lite0_checkpoint}", "--of=images", f"--data.predict={FASHION}/train.parquet"),
+    *("--output=${folder}/store", "--batch_size=128", "--num_workers=0", "--accelerator=cpu"),
+)
 CAPTIONER = (
     *("--model=CaptioningModule", "--model.embed_dim=512", "--data=EmbeddedCaptionsDataModule"),
     *("--data.language_model=${language_model}/network", "--model.mapper.width=128"),
     *(f"--model.mapper.prefix_length={PREFIX}", f"--model.mapper.clip_length={PREFIX}"),
     *("--model.mapper.depth=2", "--model.mapper.heads=4", "--model.generation.max_new_tokens=24"),
     *("--model.optim.learning_rate=1e-3", "--model.optim.warmup_steps=30"),
-    *(
-        '--data.embeddings=["${embeddings}/train","${embeddings}/validation"]',
-        "--data.join_on=image_id",
-        f"--data.train={TEACHERS_HALF}",
-    ),
-    *(f"--data.validation={FASHION}/validation.parquet", "--data.max_tokens=40", "--data.batch_size=64"),
+    *("--data.embeddings=${embeddings}/store", "--data.join_on=image_id", f"--data.train={TEACHERS_HALF}"),
+    *(f"--data.validation={CAPTIONER_VALIDATION}", "--data.max_tokens=40", "--data.batch_size=64"),
 )
 CAPTIONED = (
     *("predict", "--ckpt_path=${folder_checkpoint}", f"--data.predict={STUDENTS_HALF}", *QUIET),
@@ -163,7 +150,7 @@ CLAIM = Claim(
         NETWORKS,
         *(teacher(name) for name in IMAGE_NETWORKS),
         Preparation("language_model", before=((*LANGUAGE_MODEL, "--epochs", f"{LANGUAGE_EPOCHS}"),)),
-        Preparation("embeddings", needs=("teacher_lite0",), after=(embedded("train"), embedded("validation"))),
+        Preparation("embeddings", needs=("teacher_lite0",), after=(EMBEDDED,)),
         Preparation(
             "captioner", CAPTIONER, CAPTIONER_EPOCHS, needs=("embeddings", "language_model"), after=(CAPTIONED,)
         ),

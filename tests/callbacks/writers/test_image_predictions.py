@@ -1,6 +1,4 @@
-"""Embeddings and captions in files: all images once, in order, with names, for any number of processes."""
-
-import json
+"""Captions in files: all images once, in order, with names, for any number of processes."""
 
 import pyarrow.parquet as pq
 import pytest
@@ -8,19 +6,16 @@ import torch
 from lightning import LightningModule, Trainer
 
 from support.runs.distributed import rank_trainer, run_distributed
-from vlightning.callbacks import CaptionWriter, ImageEmbeddingWriter, gather_texts, rank
+from vlightning.callbacks import CaptionWriter, gather_texts, rank
 from vlightning.callbacks.writers.rows import gather_rows
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ShapesDataModule
 
 IMAGES = 11
-WRITERS = {"embeddings": ImageEmbeddingWriter, "captions": CaptionWriter}
 
 
 class Predicts(LightningModule):
     """Returns functions of the image's number."""
-
-    origin = {"model": "none"}  # noqa: RUF012
 
     def predict_step(self, batch, batch_idx):
         index = batch["sample_index"]
@@ -28,7 +23,6 @@ class Predicts(LightningModule):
         return {
             "sample_index": index,
             "image_id": batch["image_id"],
-            "embedding": index[:, None] * torch.tensor([1.0, -2.5, 0.25], dtype=torch.bfloat16),
             "caption": texts,
         }
 
@@ -40,38 +34,24 @@ def data():
 CLIP = {"vocab_size": 49408, "max_tokens": 77, "num_workers": 0}
 
 
-def predict(folder, writer, make=lambda **options: Trainer(accelerator="cpu", logger=False, **options)):
-    make(callbacks=[WRITERS[writer](str(folder))], enable_progress_bar=False).predict(Predicts(), data())
+def predict(folder, make=lambda **options: Trainer(accelerator="cpu", logger=False, **options)):
+    make(callbacks=[CaptionWriter(str(folder))], enable_progress_bar=False).predict(Predicts(), data())
 
 
-def predict_on_rank(folder, writer):
-    predict(folder, writer, lambda **options: rank_trainer("ddp", **options))
-
-
-def test_embeddings_are_written_unchanged_with_their_origin(tmp_path):
-    predict(tmp_path, "embeddings")
-    table = pq.read_table(tmp_path / "embeddings.parquet")
-    rows = table.to_pylist()
-    assert [row["sample_index"] for row in rows] == list(range(IMAGES))
-    for number, row in enumerate(rows):
-        assert row["embedding"] == [number, -2.5 * number, 0.25 * number]
-        assert row["image"] == f"shape image {number}"
-    assert len({row["image_id"] for row in rows}) == IMAGES
-    assert json.loads(table.schema.metadata[b"tower"]) == {"model": "none"}
-    assert [file.name for file in tmp_path.iterdir()] == ["embeddings.parquet"]
+def predict_on_rank(folder):
+    predict(folder, lambda **options: rank_trainer("ddp", **options))
 
 
 def test_captions_are_written_in_the_order_of_the_data(tmp_path):
-    predict(tmp_path, "captions")
+    predict(tmp_path)
     rows = pq.read_table(tmp_path / "captions.parquet").to_pylist()
     assert [row["caption"] for row in rows] == ["é" * number for number in range(IMAGES)]
 
 
-@pytest.mark.parametrize("writer", WRITERS)
-def test_two_processes_write_the_file_of_one(tmp_path, writer):
-    predict(tmp_path / "one", writer)
-    run_distributed(predict_on_rank, tmp_path / "two", writer)
-    one, two = (pq.read_table(tmp_path / name / f"{writer}.parquet") for name in ("one", "two"))
+def test_two_processes_write_the_file_of_one(tmp_path):
+    predict(tmp_path / "one")
+    run_distributed(predict_on_rank, tmp_path / "two")
+    one, two = (pq.read_table(tmp_path / name / "captions.parquet") for name in ("one", "two"))
     assert one.equals(two)
     assert one.num_rows == IMAGES
 
@@ -81,10 +61,9 @@ def test_other_outputs_are_refused(tmp_path):
         def predict_step(self, batch, batch_idx):
             return {"sample_index": batch["sample_index"]}
 
-    for writer, name in (("embeddings", "embedding"), ("captions", "caption")):
-        trainer = Trainer(accelerator="cpu", logger=False, callbacks=[WRITERS[writer](str(tmp_path))])
-        with pytest.raises(UserError, match=f"sample_index, image_id and {name} from predict_step of Other, which"):
-            trainer.predict(Other(), data())
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[CaptionWriter(str(tmp_path))])
+    with pytest.raises(UserError, match="sample_index, image_id and caption from predict_step of Other, which"):
+        trainer.predict(Other(), data())
 
 
 def rows_of_rank():

@@ -95,7 +95,7 @@ def test_arguments_of_the_bases_are_recorded_with_their_defaults():
 
 
 def test_arguments_that_a_class_decides_itself_are_not_recorded():
-    recorded = dict(EmbeddedCaptionsDataModule("embeddings.parquet").hparams)
+    recorded = dict(EmbeddedCaptionsDataModule("embeddings").hparams)
     assert recorded.keys() == constructor_arguments(EmbeddedCaptionsDataModule).keys()
     assert "train_transform" not in recorded
 

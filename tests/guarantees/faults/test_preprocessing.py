@@ -20,6 +20,7 @@ from support.methods.mmlg import tiny_extraction
 from support.methods.programs import leave_unwritten
 from support.runs.command_line import run
 from vlightning.callbacks.learngene.file import load_learngene
+from vlightning.commands.evaluate.model import load_model
 from vlightning.commands.export.layouts import export
 from vlightning.common.errors import UserError
 from vlightning.datamodules import (
@@ -31,7 +32,6 @@ from vlightning.datamodules import (
     ShapesDataModule,
 )
 from vlightning.lightning_modules import ALBEFModule, CoCoRDModule, MobileCLIPModule
-from vlightning.lightning_modules.mmlg.embedding import load_image_tower
 from vlightning.lightning_modules.networks.clip.files import save_vendor, write_open_clip
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.preprocessing import preprocessing_of
@@ -201,12 +201,11 @@ def test_an_exported_mmlg_gives_the_features_of_its_test(data, images, tmp_path)
     checkpoint, features = trained(tiny_extraction(None), data, tmp_path)
     export(checkpoint, str(tmp_path / "made"), "open_clip")
     model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{tmp_path / 'made'}")
-    tower = load_image_tower(None, checkpoint)
+    loaded = load_model(checkpoint)
     originals = [data.image("test", number) for number in range(COUNT)]
     with torch.no_grad():
         found = [model.eval().encode_image(torch.stack([transform(image) for image in originals]))]
-        prepare = tower.preprocessing.transform()
-        found.append(tower.network.network(torch.stack([prepare(image) for image in originals])))
+        found.append(loaded.images(torch.stack([loaded.prepared(image) for image in originals])))
     for outside in found:
         torch.testing.assert_close(normalize(outside, dim=-1), features[:COUNT], rtol=0, atol=1e-5)
     export(checkpoint, str(tmp_path / "learngene.safetensors"), "learngene")

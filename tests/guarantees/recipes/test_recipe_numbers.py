@@ -14,7 +14,6 @@ WITHOUT = {
     "albef/tiny": "not a model of the paper",
     "cocord/base": "each pair has its number",
     "cocord/imagenet": "each pair has its number",
-    "mmlg/caption_embed": "trains nothing",
     "mobileclip/reinforce_10_5": "a preset of reinforce",
     "mobileclip/reinforce_2_2": "a preset of reinforce",
     "mobileclip/reinforce_5_5": "a preset of reinforce",

@@ -1,7 +1,9 @@
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from vlightning.lightning_modules.core.memory import in_slices, recomputed
+from vlightning.lightning_modules.core.memory import in_slices, recomputed, weights_in_place
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100])
@@ -69,3 +71,27 @@ def test_nothing_is_recomputed_without_gradient():
         (out,) = in_slices(lambda rows: (calls.append(len(rows)) or rows + 1,), 2, torch.zeros(5, 1))
     assert calls == [2, 2, 1]
     assert torch.equal(out, torch.ones(5, 1))
+
+
+def test_networks_hold_the_tensors_of_a_file_in_place_of_copies(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.LayerNorm(4))
+
+    trained = build()
+    for tensor in trained.state_dict().values():
+        tensor.add_(1)
+    save_file(trained.state_dict(), tmp_path / "weights.safetensors")
+    state = load_file(tmp_path / "weights.safetensors")
+    state["1.weight"] = state["1.weight"].half()  # is cast, and so copied
+    with weights_in_place():
+        torch.manual_seed(1)
+        network = build()
+        network.load_state_dict(state)
+    for name, parameter in network.named_parameters():
+        assert isinstance(parameter, nn.Parameter)
+        assert (parameter.data_ptr() == state[name].data_ptr()) == (name != "1.weight")
+        assert parameter.dtype == torch.float32
+    expected = trained.eval()(torch.tensor([1, 5]))
+    torch.testing.assert_close(network.eval()(torch.tensor([1, 5])), expected, atol=1e-2, rtol=0)
+    assert build()[0].weight.std() > 0.5  # initialized again outside of the context

@@ -21,6 +21,7 @@ from support.methods.captioning import (
 )
 from support.methods.tiny_modules import trainer
 from vlightning.common.errors import UserError
+from vlightning.datamodules.stores.store import FeatureStore
 from vlightning.lightning_modules import CaptioningModule
 from vlightning.metrics.captions import caption_scores
 
@@ -248,9 +249,9 @@ def test_checkpoint_names_language_model_and_tower_and_refuses_others(arguments,
     with pytest.raises(UserError, match="language model that the checkpoint was trained with, GPT2LMHeadModel of"):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)
 
-    names = pq.read_table(arguments["embeddings"])["image"].to_pylist()
+    names = FeatureStore(arguments["embeddings"]).names()
     tower = {"model": "ViT", "weights": "elsewhere", "sha256": "1" * 64}
-    other = arguments | {"embeddings": write_embeddings(tmp_path / "other.parquet", names, tower)}
+    other = arguments | {"embeddings": write_embeddings(tmp_path / "other_embeddings", names, tower)}
     message = r"Expected embeddings by tiny of 'nowhere'.*got those by ViT"
     with pytest.raises(UserError, match=message):
         trainer().test(caption_module(other), caption_data(other), ckpt_path=path, verbose=False)

@@ -2,15 +2,14 @@
 
 import json
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from support.methods.groups import in_groups
+from vlightning.common.manifest import MANIFEST, write_manifest
 from vlightning.datamodules import EmbeddedCaptionsDataModule
+from vlightning.datamodules.stores.shards import ShardRows, shard_path, write_shard
 from vlightning.lightning_modules import CaptioningModule
 
 EMBED_DIM, WIDTH = 12, 32
@@ -84,19 +83,22 @@ def embedding(number):
     return 3 * torch.randn(EMBED_DIM, generator=torch.Generator().manual_seed(number))
 
 
-def write_embeddings(path, names, tower=TOWER, width=EMBED_DIM):
-    """The file that an ImageEmbeddingWriter writes."""
-    values = torch.stack([embedding(number) for number in range(len(names))])[:, :width].contiguous()
-    table = pa.table(
-        {
-            "sample_index": np.arange(len(names)),
-            "image_id": 100 + np.arange(len(names)),
-            "image": names,
-            "embedding": pa.FixedSizeListArray.from_arrays(values.numpy().reshape(-1), width),
-        }
-    )
-    pq.write_table(table.replace_schema_metadata({"tower": json.dumps(tower)}), path)
-    return str(path)
+def write_embeddings(folder, names, tower=TOWER, values=None, **images):
+    """A store of the images' plain views, as `vlightning embed` writes it."""
+    if values is None:
+        values = torch.stack([embedding(number) for number in range(len(names))])
+    nothing = [None] * len(names)
+    rows = ShardRows(names, [100 + number for number in range(len(names))], nothing, nothing, values[:, None])
+    folder.mkdir()
+    write_shard(shard_path(folder, 0), rows)
+    settings = {
+        "model": {"name": tower["model"]} | tower,
+        "data": {"rows": [len(names)], "shard_size": 1000},
+        "images": {"views": 0, "projected": True, "width": values.shape[1]} | images,
+        "texts": None,
+    }
+    write_manifest(folder / MANIFEST, settings, complete=True)
+    return str(folder)
 
 
 def write_karpathy(path):
@@ -121,7 +123,7 @@ def write_data(folder, steps=0):
     captions = write_karpathy(folder / "dataset.json")
     every = {"path": captions, "split": "train"}
     return {
-        "embeddings": write_embeddings(folder / "embeddings.parquet", names),
+        "embeddings": write_embeddings(folder / "embeddings", names),
         "train": captions,
         "validation": every,
         "test": every,

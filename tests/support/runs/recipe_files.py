@@ -16,7 +16,7 @@ from transformers import BertConfig, BertForMaskedLM
 from support.data.images import draw_image, encoded, write_food101, write_pets
 from support.data.refcoco import write_refcoco
 from support.methods import reinforced
-from support.methods.captioning import write_language_model
+from support.methods.captioning import EMBED_DIM, write_embeddings, write_language_model
 from support.methods.clip import SIZE
 from support.methods.encoders import write_encoder, write_tokenizer
 from support.methods.mmlg import write_teacher as write_clip
@@ -106,6 +106,9 @@ def _write_pairs(folder):
         (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
         for split, rows in lists.items():
             (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
+    names = [f"data/coco/{number}.jpg" for number in range(TRAINED + 2 * EVALUATED)]
+    values = torch.randn(len(names), EMBED_DIM, generator=torch.Generator().manual_seed(0))
+    write_embeddings(folder / "data/coco_embeddings", names, values=values)
     write_refcoco(folder / "data", folder / "data/coco", caption)
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")

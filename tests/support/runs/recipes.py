@@ -68,7 +68,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "CoCoRDLinearProbeModule": {},
     "MMLGModule": {"towers.width": 16, "towers.heads": 2, "towers.embed_dim": 12, "vision.patch_size": 8},
     "MMLGImageClassifierModule": {"vision.width": 16, "vision.heads": 2, "vision.patch_size": 8},
-    "ImageEmbeddingModule": {},
     "CaptioningModule": {
         "embed_dim": 12,
         "mapper.width": 32,
@@ -177,7 +176,7 @@ def commands_of(config: Path) -> list[str]:
 
 
 _WRITERS = (
-    *("_teacher", "teacher_", "base", "quickstart", "extract", "pt_ft", "activate", "caption_embed", "distill"),
+    *("_teacher", "teacher_", "base", "quickstart", "extract", "pt_ft", "activate", "distill"),
     *("self_supervised", "memory_bank"),
 )
 
