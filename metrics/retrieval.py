@@ -161,18 +161,21 @@ def nearest_candidates(image_features: Tensor, text_features: Tensor, k: int) ->
     images = len(image_features)
     texts = len(text_features)
     text_parts = [torch.zeros(0, texts).topk(min(k, texts), 1)]  # there may be no image at all
-    near_images = Candidates(torch.zeros(texts, 0, dtype=torch.long), torch.zeros(texts, 0, dtype=image_features.dtype))
+    index = torch.zeros(0, texts, dtype=torch.long)
+    similarity = torch.zeros(0, texts, dtype=image_features.dtype)
     for rows in _blocks(images, texts):
         scores = _similarities(image_features[rows], text_features)
         text_parts.append(scores.topk(min(k, texts), 1))
-        numbers = torch.arange(rows.start, rows.start + len(scores)).expand(texts, -1)
-        similarity = torch.cat([near_images.similarity, scores.T], 1)
-        best = similarity.topk(min(k, similarity.shape[1]), 1)
-        near_images = Candidates(torch.cat([near_images.index, numbers], 1).gather(1, best.indices), best.values)
+        # Only the best of a block can be among the best of all.
+        of_block = scores.topk(min(k, len(scores)), 0)
+        similarity = torch.cat([similarity, of_block.values])
+        best = similarity.topk(min(k, len(similarity)), 0)
+        index = torch.cat([index, of_block.indices + rows.start]).gather(0, best.indices)
+        similarity = best.values
     near_texts = Candidates(
         torch.cat([block.indices for block in text_parts]), torch.cat([p.values for p in text_parts])
     )
-    return near_texts, near_images
+    return near_texts, Candidates(index.T.contiguous(), similarity.T.contiguous())
 
 
 def reranked_ranks(order_by: Tensor, match: Tensor, ranks: Tensor, last: int) -> Tensor:

@@ -67,9 +67,13 @@ class ImageTextModel:
         """Fingerprint of the weights, all of which are read for it."""
         return weights_digest(self.network.state_dict().items())
 
+    def tower_digest(self, side: str) -> str:
+        """Return the fingerprint of the tower `image` or `text`; that of all weights without separate towers."""
+        return tower_digest_of(self.network, side) or self.sha256
+
     def tower_digests(self) -> dict[str, str]:
         """Return the fingerprints of both towers, `image` and `text`."""
-        return {side: tower_digest_of(self.network, side) for side in ("image", "text")}
+        return {side: self.tower_digest(side) for side in ("image", "text")}
 
     @property
     def device(self) -> torch.device:

@@ -14,7 +14,6 @@ from ...common.shown import shown
 from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
 from ...datamodules.stores.store import FeatureStore, Side, is_store
-from ...lightning_modules.core.towers import tower_digest_of
 from ..evaluate.encoding import encode_texts
 from ..evaluate.model import ImageTextModel, load_model
 from .images import search_images
@@ -95,7 +94,7 @@ def check_model(store: FeatureStore, model: ImageTextModel, sides: Sequence[Side
     """
     record = store.manifest["model"]
     # Layouts differ in the shape of the logit scale, and so in the hash of all weights.
-    same_towers = all(record.get(side) == tower_digest_of(model.network, side) for side in sides)
+    same_towers = all(record.get(side) == model.tower_digest(side) for side in sides)
     if not same_towers and model.sha256 != record["sha256"]:
         raise UserError(
             f"Expected the model of the store {str(store.folder)!r}, {json.dumps(record['name'])} (sha256 "

@@ -25,8 +25,8 @@ def weights_digest(state: Iterable[tuple[str, Tensor]]) -> str:
     return digest.hexdigest()
 
 
-def tower_digest_of(network: nn.Module, side: str) -> str:
-    """Return the fingerprint of the image or of the text tower of a network; that of all weights if it has none.
+def tower_digest_of(network: nn.Module, side: str) -> str | None:
+    """Return the fingerprint of the image or of the text tower of a network; None if it has no separate towers.
 
     Args:
         network: a pair of open_clip's towers, a method with one as `evaluated`, or another network.
@@ -35,7 +35,7 @@ def tower_digest_of(network: nn.Module, side: str) -> str:
     pair: Any = getattr(network, "evaluated", network)
     visual = getattr(pair, "visual", None)
     if not isinstance(visual, nn.Module) or not hasattr(pair, "encode_text"):
-        return weights_digest(network.state_dict().items())
+        return None
     tower = visual if side == "image" else getattr(pair, "text", None)
     if isinstance(tower, nn.Module):
         return tower_digest(tower)

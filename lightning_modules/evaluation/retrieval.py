@@ -232,8 +232,8 @@ class RetrievalEvaluation:
             all_of.text_index,
             *nearest_candidates(*features, self.rerank.k or max(RECALLS)),
             matches,
-            all_of.sample_index[~all_of.image_features.isfinite().all(1)],
-            text_names[~all_of.text_features.isfinite().all(1)],
+            all_of.sample_index[~_finite(all_of.image_features)],
+            text_names[~_finite(all_of.text_features)],
             equal_matches=equal,
         )
         if scorer is not None and not_empty:
@@ -305,6 +305,14 @@ class RetrievalEvaluation:
         if self.spaces is None:
             return {"": features}
         return dict(zip(self.spaces, features.split(list(self.spaces.values()), dim=1), strict=True))
+
+
+def _finite(features: Tensor) -> Tensor:
+    """Return which rows of features [N, E] are finite, boolean [N], without a tensor of their size."""
+    if not features.shape[1]:
+        return torch.ones(len(features), dtype=torch.bool)
+    least, largest = features.aminmax(dim=1)
+    return least.isfinite() & largest.isfinite()
 
 
 def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) -> None:

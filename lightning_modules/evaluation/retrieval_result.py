@@ -6,11 +6,11 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ...callbacks.distributed.collectives import gather_uneven
 from ...metrics.finite import some_of
 from ...metrics.retrieval import Candidates, Matches
+from .rows import CollectedRows
 
 UNKNOWN = torch.iinfo(torch.long).min
 """Id of unknown values, which no data has."""
@@ -115,16 +115,17 @@ class Gathered(NamedTuple):
 
 
 class CollectedFeatures:
-    """Collect features in main memory, so that the memory of a GPU does not limit the size of an evaluation set."""
+    """Collect features in main memory, so that the memory of a GPU does not limit the size of an evaluation set.
+
+    Where they are many they are in files: those of this process, and those of all processes, once for each machine.
+    """
 
     def __init__(self) -> None:
-        self._images: list[tuple[Tensor, ...]] = []
-        self._texts: list[tuple[Tensor, ...]] = []
-        self._ids: list[tuple[Tensor, Tensor]] = []
+        self._rows: dict[str, CollectedRows] = {name: CollectedRows() for name in Gathered._fields}
 
     def add_images(self, features: Tensor, image_id: Tensor, sample_index: Tensor) -> None:
         """Add images: features [B, E], ids and positions long [B]."""
-        self._images.append((features.detach().float().cpu(), image_id.cpu(), sample_index.cpu()))
+        self._add(image_features=features.detach().float(), image_id=image_id, sample_index=sample_index)
 
     def add_texts(
         self,
@@ -137,9 +138,18 @@ class CollectedFeatures:
     ) -> None:
         """Add texts: features [T, E], ids and mask [T, L]; id of the image, of equal texts, and position, long [T]."""
         unknown = torch.full((len(features),), UNKNOWN)
-        columns = [unknown if column is None else column.cpu() for column in (image_id, text_id, text_index)]
-        self._texts.append((features.detach().float().cpu(), *columns))
-        self._ids.append((input_ids.cpu(), attention_mask.cpu()))
+        self._add(
+            text_features=features.detach().float(),
+            text_image_id=unknown if image_id is None else image_id,
+            text_id=unknown if text_id is None else text_id,
+            text_index=unknown if text_index is None else text_index,
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+        )
+
+    def _add(self, **columns: Tensor) -> None:
+        for name, column in columns.items():
+            self._rows[name].add(column.cpu())
 
     def gather(self, width: int | None = None) -> Gathered:
         """Return the features of all processes; every process must call this.
@@ -147,30 +157,11 @@ class CollectedFeatures:
         Args:
             width: width of the features, if known.
         """
-        if width is None:
-            # A process without batches gets the width from the others.
-            widths = [batches[0][0].shape[1] for batches in (self._images, self._texts) if batches]
-            width = int(gather_uneven(torch.tensor([max(widths, default=0)])).max())
-        images = _joined(self._images, width, columns=3)
-        texts = _joined(self._texts, width, columns=4)
-        return Gathered._make([*images, *texts, *_joined_ids(self._ids)])
-
-
-def _joined(batches: list[tuple[Tensor, ...]], width: int, columns: int) -> list[Tensor]:
-    """Join the batches of this process, then of all processes; the first column contains features, the others ids."""
-    if batches:
-        joined = [torch.cat(column) for column in zip(*batches, strict=True)]
-    else:
-        joined = [torch.zeros(0, width)] + [torch.zeros(0, dtype=torch.long)] * (columns - 1)
-    return [gather_uneven(column) for column in joined]
-
-
-def _joined_ids(batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Return token ids and masks of all processes, padded to the longest text."""
-    longest = int(gather_uneven(torch.tensor([max((ids.shape[1] for ids, _ in batches), default=0)])).max())
-    none = torch.zeros(0, longest, dtype=torch.long)
-    ids, masks = (
-        torch.cat([none, *(pad(batch[column], (0, longest - batch[column].shape[1])) for batch in batches)])
-        for column in (0, 1)
-    )
-    return gather_uneven(ids), gather_uneven(masks)
+        # A process without batches gets the widths from the others.
+        widths = [self._rows[name].width for name in ("image_features", "text_features", "input_ids")]
+        images, texts, longest = gather_uneven(torch.tensor([widths])).amax(0).tolist()
+        features = torch.zeros(0, max(images, texts) if width is None else width)
+        ids = torch.zeros(0, longest, dtype=torch.long)
+        wide = {"image_features": features, "text_features": features, "input_ids": ids, "attention_mask": ids}
+        number = torch.zeros(0, dtype=torch.long)
+        return Gathered._make(rows.gathered(wide.get(name, number)) for name, rows in self._rows.items())
