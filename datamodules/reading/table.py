@@ -258,14 +258,16 @@ class PairTable(ImageTable):
         try:
             return positions_of(self._image_keys())
         except (*ROW_ERRORS, pa.ArrowException):  # such as text that is not UTF-8, which concerns one row only
-            return positions_of(np.array([self._image_key(row) for row in range(len(self))], np.int64))
+            numbers: dict[tuple[str, int], int] = {}
+            keys = [numbers.setdefault(self._image_key(row), row) for row in range(len(self))]
+            return positions_of(np.array(keys, np.int64))
 
-    def _image_key(self, row: int) -> int:
-        """Return the image id of a row, or a negative number of its own for a row with a fault."""
+    def _image_key(self, row: int) -> tuple[str, int]:
+        """Return the image id of a row, or the row if it has a fault, each with what it is."""
         try:
-            return self.image_id(row)
+            return "image", self.image_id(row)
         except BadSample:
-            return -1 - row
+            return "row", row
 
     def _image_keys(self) -> np.ndarray:
         """Return numbers that are equal for rows of the same image, int64 [N].
@@ -285,6 +287,8 @@ class PairTable(ImageTable):
                 codes = layout.selected(id_codes(ids))
                 keys[start : start + len(codes)][codes >= 0] = codes[codes >= 0] + keys.max(initial=-1) + 1
                 path = _where(pa.array((codes == _ABSENT) & (not layout.needs_id)), path)
+            if layout.fault is not None:
+                path = _where(pc.is_null(self._columns[source][layout.fault]).combine_chunks(), path)
             paths.append(path)
         _, codes = codes_of(pa.chunked_array(paths, _LARGE_TEXT))
         return np.where(codes >= 0, codes + keys.max(initial=-1) + 1, keys)
