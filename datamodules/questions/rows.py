@@ -20,7 +20,7 @@ from ..reading.lists import checked_object, first_keys
 from ..reading.open import converting, file_stamp, no_column, resolve_tables
 from ..reading.parquet import read_table_items
 from ..reading.remote import is_inside
-from ..reading.resolve import Source, as_source
+from ..reading.resolve import Named, as_source
 from ..reading.table import ImageTable
 from ..text.captions import is_text, text_id
 from .samples import EMPTY_QUESTION, NO_ANSWER, usable_answers
@@ -123,7 +123,7 @@ class QuestionOpening:
     weights: Mapping[str, float]
     cache_dir: str | None
 
-    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+    def open(self, source: Named, split: str) -> tuple[Any, Layout]:
         """Open a source of a split as a `datasets.Dataset`; return it with its layout.
 
         Raises:

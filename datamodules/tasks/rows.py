@@ -18,7 +18,7 @@ from ..reading.layout import FAULT, Layout, Record, StoredImage, captions_in
 from ..reading.lists import checked_object, first_keys
 from ..reading.open import converting, file_stamp, no_column, resolve_tables
 from ..reading.parquet import column_names, read_table_items
-from ..reading.resolve import Source, as_source
+from ..reading.resolve import Named, as_source
 from ..text.captions import is_text, usable_caption
 
 TEXT = "text"
@@ -49,7 +49,7 @@ class Annotations:
     image_suffix: str = ""
     cache_dir: str | None = None
 
-    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+    def open(self, source: Named, split: str) -> tuple[Any, Layout]:
         """Open one source.
 
         Returns:
