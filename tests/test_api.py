@@ -120,7 +120,13 @@ def test_a_published_model_starts_a_fine_tuning_in_full_or_with_adapters(colors,
 
 def test_a_datamodule_and_a_method_are_taken_as_they_are(colors):
     data = ImageTextDataModule(
-        train=str(colors / "pairs.csv"), tokenizer="clip", max_tokens=8, image_size=64, batch_size=8, num_workers=0
+        train=str(colors / "pairs.csv"),
+        tokenizer="clip",
+        vocab_size=49408,
+        max_tokens=8,
+        image_size=64,
+        batch_size=8,
+        num_workers=0,
     )
     module = CLIPModule(TINY["model"], max_tokens=8)
     model = vl.fit(data, module, max_steps=1, accelerator="cpu", enable_progress_bar=False)

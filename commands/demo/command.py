@@ -72,5 +72,5 @@ def run_demo(words: list[str]) -> str:
         else:
             images = embed_folder(model, folder, cache, Loading(typed.batch_size, typed.num_workers))
         search = Search(model, folder, images, embed_captions(model, captions, cache))
-        serve(search, source and source.name, classes, address)
+        serve(search, None if source is None else source.name, classes, address)
     return "Stopped."

@@ -86,8 +86,8 @@ def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[st
     recorded without their secrets, rows in memory not at all.
     """
     splits = ("train", "validation", "test", "predict")
-    rows = [name for name in splits if any(map(in_memory, _as_list(arguments.get(name))))]
-    if rows:  # which Lightning would compare with other arguments, and no command line can give
+    rows = [name for name in splits if _is_rows(arguments.get(name))]
+    if rows:  # which Lightning would copy and compare with other arguments, and no command line can give
         plain = {name: _plain(value) for name, value in arguments.items() if name not in rows}
         module.hparams.update(keep({name: value for name, value in plain.items() if value is not _NOT_PLAIN}))
         return
@@ -104,8 +104,10 @@ def record_hyperparameters(module: pl.LightningDataModule, arguments: Mapping[st
     )
 
 
-def _as_list(value: Any) -> list[Any]:
-    return [value, *value] if isinstance(value, (list, tuple)) else [value]
+def _is_rows(value: Any) -> bool:
+    """Return whether a value is no name of a source, or a list with such a value."""
+    several = [value, *value] if isinstance(value, (list, tuple)) else [value]
+    return any(in_memory(one) or _plain(one) is _NOT_PLAIN for one in several)
 
 
 def _plain(value: Any) -> Any:

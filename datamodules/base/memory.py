@@ -76,8 +76,9 @@ class MemoryRows:
     def classes(self) -> tuple[str, ...] | None:
         """Names of the labels 0, 1, ..., if the data set lists them, as those of torchvision do."""
         names = getattr(self.content, "classes", None)
-        usable = isinstance(names, (list, tuple)) and names and all(isinstance(name, str) for name in names)
-        return tuple(names) if usable else None
+        if not isinstance(names, (list, tuple)) or not names:
+            return None
+        return tuple(names) if all(isinstance(name, str) for name in names) else None
 
     @property
     def columns(self) -> list[str] | None:
@@ -108,7 +109,7 @@ class MemoryRows:
             if isinstance(row, Mapping):
                 yield tuple(None if name is None else row.get(name) for name in columns)  # type: ignore[misc]
             elif isinstance(row, (list, tuple)) and 1 <= len(row) <= 3:
-                yield (*row, *[None] * (3 - len(row)))  # type: ignore[misc]
+                yield (*row, *[None] * (3 - len(row)))
             elif _is_image(row):
                 yield row, None, None
             else:

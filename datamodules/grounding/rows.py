@@ -17,7 +17,7 @@ from ..pairs.rows import CaptionRows
 from ..reading.lists import read_items
 from ..reading.open import resolve_tables
 from ..reading.parquet import column_names
-from ..reading.resolve import Source, as_source
+from ..reading.resolve import Named, as_source
 from ..reading.table import PairTable
 from .samples import INVALID, NO_BOXES, Box, Target
 
@@ -160,7 +160,7 @@ def _parsed(value: Any, name: str) -> Any:
     return [] if value is None else value
 
 
-def read_columns(source: str | Source) -> Iterator[dict[str, Any]]:
+def read_columns(source: Named) -> Iterator[dict[str, Any]]:
     """Yield the `COLUMNS` of each row of a source; an empty dict for an unreadable row.
 
     Raises:

@@ -23,7 +23,7 @@ from ..reading.lists import checked_object
 from ..reading.open import no_column, resolve_tables
 from ..reading.parquet import read_table_items
 from ..reading.remote import is_inside, stamp_of
-from ..reading.resolve import Source, as_source
+from ..reading.resolve import Named, as_source
 from ..reading.table import ImageTable, positions_of
 from ..text.captions import is_text, text_id
 from .samples import EMPTY_QUESTION, NO_ANSWER, usable_answers
@@ -133,7 +133,7 @@ class QuestionOpening:
     weights: Mapping[str, float]
     cache_dir: str | None
 
-    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+    def open(self, source: Named, split: str) -> tuple[Any, Layout]:
         """Open a source of a split as a `datasets.Dataset`; return it with its layout.
 
         Raises:

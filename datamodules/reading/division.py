@@ -85,7 +85,8 @@ class Division:
         sources = [_Rows(data, layout, number) for number, (data, layout) in enumerate(opened)]
         images = [image for rows in sources for image in rows.images()]
         roots = [rows.layout.root for rows in sources for _ in range(len(rows.columns))]
-        contents = _contents(images, roots)
+        contents = _contents(images)
+        names = [_from_root(content, root) for content, root in zip(contents, roots, strict=True)]
         groups = _Groups(len(images))
         labels: list[str] = []
         row = 0
@@ -102,15 +103,15 @@ class Division:
                 f"Expected {len(self.shares)} or more groups of rows without a common image, id or text for "
                 f"data.split, got {len(members)}: give the splits as files."
             )
-        ranked = sorted(members, key=lambda rows: (labels[rows[0]], self._draw(rows, contents)))
+        ranked = sorted(members, key=lambda rows: (labels[rows[0]], self._draw(rows, names)))
         divided = self._allot(ranked, labels, len(images))
         ends = np.cumsum([len(data) for data, _ in opened])
         return np.split(divided, ends[:-1])
 
-    def _draw(self, rows: list[int], contents: Sequence[str | None]) -> str:
+    def _draw(self, rows: list[int], names: Sequence[str | None]) -> str:
         """Return a random text for a group, which depends on the seed and its images, and on no order."""
-        names = sorted({contents[row] or f"row {row}" for row in rows})
-        return hashlib.sha256(f"{self.seed}\0{names[0]}".encode()).hexdigest()
+        first = min(names[row] or f"row {row}" for row in rows)
+        return hashlib.sha256(f"{self.seed}\0{first}".encode()).hexdigest()
 
     def _allot(self, groups: Sequence[list[int]], labels: Sequence[str], count: int) -> np.ndarray:
         """Give each group to the split that lacks most rows, and the first of each label to training."""
@@ -126,10 +127,10 @@ class Division:
             split = 0 if first else int(np.argmax(wanted * done - given))
             given[split] += len(group)
             divided[group] = split
-        for split in np.flatnonzero(given == 0):  # of few groups, the smallest one of a split with several
+        for empty in np.flatnonzero(given == 0):  # of few groups, the smallest one of a split with several
             counts = Counter(int(divided[group[0]]) for group in groups)
             smallest = min((group for group in groups if counts[int(divided[group[0]])] > 1), key=len)
-            divided[smallest] = split
+            divided[smallest] = empty
         return divided
 
 
@@ -206,23 +207,24 @@ class _Rows:
             yield None if value in (None, "") else f"{self.number} {value}"
 
 
-def _contents(images: Sequence[StoredImage | str], roots: Sequence[str]) -> list[str | None]:
-    """Return what is equal for equal images: a hash of their bytes, or the path from the root; None for no image.
+def _contents(images: Sequence[StoredImage | str]) -> list[str | None]:
+    """Return what is equal for equal images: a hash of their bytes, or the path; None for no image.
 
     Files are read only where others have their size.
     """
     paths = [None if isinstance(image, str) or image.path is None else image.path for image in images]
-    sizes = {path: _size(path) for path in set(paths) - {None}}
+    sizes = {path: _size(path) for path in dict.fromkeys(paths) if path is not None}
     often = Counter(size for size in sizes.values() if size is not None)
     hashes = {path: _hash(path) for path, size in sizes.items() if size is not None and often[size] > 1}
-    contents: list[str | None] = []
-    for image, path, root in zip(images, paths, roots, strict=True):
-        if isinstance(image, str) or path is None:
-            contents.append(image if isinstance(image, str) else None)
-        else:
-            # From the root, so that a moved folder is divided as before.
-            contents.append(hashes.get(path) or (path if is_remote(path) else os.path.relpath(path, root)))
-    return contents
+    return [
+        image if isinstance(image, str) else None if path is None else hashes.get(path) or path
+        for image, path in zip(images, paths, strict=True)
+    ]
+
+
+def _from_root(content: str | None, root: str) -> str | None:
+    """Return a path from the root, so that a moved folder is divided as before; a hash or a URL unchanged."""
+    return content if content is None or not os.path.isabs(content) else os.path.relpath(content, root)
 
 
 def _size(path: str) -> int | None:

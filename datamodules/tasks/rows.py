@@ -21,7 +21,7 @@ from ..reading.lists import checked_object
 from ..reading.open import no_column, resolve_tables
 from ..reading.parquet import column_names, read_table_items
 from ..reading.remote import stamp_of
-from ..reading.resolve import Source, as_source
+from ..reading.resolve import Named, as_source
 from ..reading.table import texts_in
 from ..text.captions import is_text, usable_caption
 
@@ -53,7 +53,7 @@ class Annotations:
     image_suffix: str = ""
     cache_dir: str | None = None
 
-    def open(self, source: str | Source, split: str) -> tuple[Any, Layout]:
+    def open(self, source: Named, split: str) -> tuple[Any, Layout]:
         """Open one source.
 
         Returns:
