@@ -287,8 +287,6 @@ class PairTable(ImageTable):
                 codes = layout.selected(id_codes(ids))
                 keys[start : start + len(codes)][codes >= 0] = codes[codes >= 0] + keys.max(initial=-1) + 1
                 path = _where(pa.array((codes == _ABSENT) & (not layout.needs_id)), path)
-            if layout.fault is not None:
-                path = _where(pc.is_null(self._columns[source][layout.fault]).combine_chunks(), path)
             paths.append(path)
         _, codes = codes_of(pa.chunked_array(paths, _LARGE_TEXT))
         return np.where(codes >= 0, codes + keys.max(initial=-1) + 1, keys)
