@@ -59,7 +59,6 @@ from .settings import (
 )
 from .shared import Shared, layers_after
 from .teacher import load_teacher, teacher_conversion
-from .towers import NamedTextEncoder, image_tower, named_text
 
 _DISTILLATION = "distillation."
 """Prefix of the names of the queue in the state dict."""
@@ -124,10 +123,12 @@ class SHReModule(Method):
         self.num_classes = num_classes
         self.weights = weights
         if self.text.name is not None:
+            from .towers import named_text  # needs open_clip, which encoders without a name do not
+
             completed = named_text(self.text)
             self.change_settings("text", pooling=completed.pooling, config=completed.config)
         self.student = SHReNetwork(num_classes, shared, self.vision, self.text)
-        if isinstance(encoder := self.student.text_encoder, NamedTextEncoder):
+        if not isinstance(encoder := self.student.text_encoder, TextEncoder):
             self.change_settings("text", vocab_size=encoder.vocab_size, pad_token_id=encoder.pad_token_id)
         widths = self.student.widths
         check_settings(self.teacher_settings, self.kl, self.contrast, self.evaluation_settings, list(widths))
@@ -276,6 +277,8 @@ class SHReModule(Method):
             return preprocessing_of_checkpoint(self.weights)
         if self.vision.name is None:
             return None
+        from .towers import image_tower
+
         return preprocessing_of_image_tower(image_tower(self.vision), self.vision.image_size).as_dict()
 
     def load_initial_weights(self) -> None:

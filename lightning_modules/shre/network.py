@@ -3,10 +3,12 @@
 Shapes: B pairs, N image tokens (class token first), L text tokens ([CLS] first), width D, C classes.
 """
 
+from __future__ import annotations
+
 import re
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm
 from lightning.pytorch.utilities import rank_zero_info
@@ -25,7 +27,10 @@ from ..networks.bert import BertTrunk, bert_config, init_bert
 from ..networks.vit import load_vision_weights
 from .settings import TextSettings, VisionSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
-from .towers import NamedImageEncoder, NamedTextEncoder, load_named_image, load_named_text
+
+# Named encoders are open_clip's, which others do without.
+if TYPE_CHECKING:
+    from .towers import NamedImageEncoder, NamedTextEncoder
 
 Results = dict[str, Tensor]
 """Results of the shared encoder [B, ...] by name."""
@@ -123,6 +128,8 @@ class TextEncoder(BertTrunk):
 def text_encoder(text: TextSettings, width: int, heads: int) -> TextEncoder | NamedTextEncoder:
     """Return the text encoder of settings, whose tokens have a width and whose layers, without a name, some heads."""
     if text.name is not None:
+        from .towers import NamedTextEncoder
+
         return NamedTextEncoder(text, width)
     positions = max(text.max_tokens, _BERT_POSITIONS)
     return TextEncoder(
@@ -153,6 +160,8 @@ class SHReNetwork(nn.Module):
         self.max_tokens = text.max_tokens
         self.image_encoder: VisionTransformer | NamedImageEncoder
         if isinstance(vision, VisionSettings) and vision.name is not None:
+            from .towers import NamedImageEncoder
+
             check_heads(width, heads)
             self.image_encoder = NamedImageEncoder(vision.name, width, vision.image_size)
         else:
@@ -226,11 +235,15 @@ def load_encoders(network: SHReNetwork, vision: VisionSettings, text: TextSettin
     """
     image_source = "image encoder random"
     text_source = "text encoder random"
-    if isinstance(network.image_encoder, NamedImageEncoder):
+    if not isinstance(network.image_encoder, VisionTransformer):
+        from .towers import load_named_image
+
         image_source = load_named_image(network.image_encoder, vision)
     elif vision.weights is not None:
         image_source = load_vision_weights(network.image_encoder, vision.weights, first_blocks=True)
-    if isinstance(network.text_encoder, NamedTextEncoder):
+    if not isinstance(network.text_encoder, TextEncoder):
+        from .towers import load_named_text
+
         text_source = load_named_text(network.text_encoder, text)
     elif text.weights is not None:
         text_source = _load_bert(network.text_encoder, text.weights)

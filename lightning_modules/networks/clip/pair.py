@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import timm
 import torch
-from open_clip.timm_model import TimmModel
 from torch import Tensor, nn
 
 from ....callbacks import AtomicCheckpointIO
@@ -31,6 +30,9 @@ from .text_encoder import (
     read_pooling,
     read_weights,
 )
+
+if TYPE_CHECKING:
+    from open_clip.timm_model import TimmModel
 
 PRETRAINED = "pretrained"
 """Weights of the tower's own name or folder."""

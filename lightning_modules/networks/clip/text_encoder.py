@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from open_clip.hf_model import ClsLastHiddenStatePooler, ClsPooler, MeanPooler
 from torch import Tensor, nn
 
 from ....common.errors import UserError
@@ -97,6 +96,9 @@ class EncoderTower(nn.Module):
                 f"{context_length}: set data.max_tokens to {positions} or less."
             )
         self.context_length = context_length or positions or 77
+        # Methods whose encoders have no name use settings of this file, and do without open_clip.
+        from open_clip.hf_model import ClsLastHiddenStatePooler, ClsPooler, MeanPooler
+
         self.pooler = {
             "mean": MeanPooler,
             "cls": ClsLastHiddenStatePooler,
