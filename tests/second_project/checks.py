@@ -119,6 +119,13 @@ def SpeedMonitor(page, processes):
         assert abs(mfu * 1e9 / speed / of_sample - 1) < 1e-6
 
 
+def StarvedStepWarning(page, processes):
+    watching = page["StarvedStepWarning"](seconds=0)
+    before = watching._since
+    trainer(watching).fit(Model(), Colors())
+    assert watching._since > before  # it has read the times of the threads
+
+
 def ProgressLines(page, processes):
     printed = page["printed"].getvalue().splitlines()
     if int(os.environ.get("RANK", "0")) == 0:

@@ -29,11 +29,7 @@ SCALED = {"number: callbacks/optimizer_step.py _after_step": 1}
 """Under fp16: whether a fused optimizer found infinite gradients, which decides whether its averages move."""
 SGD_SCALED = {"number: lightning_modules/base/method.py optimizer_step": 1}
 """Under fp16 with an optimizer that is not fused, torch's scaler asks the same first."""
-EVALUATED = {
-    "copy: lightning_modules/evaluation/retrieval_result.py add_images": 3,
-    "copy: lightning_modules/evaluation/retrieval_result.py add_texts": 3,
-    "copy: lightning_modules/evaluation/retrieval_result.py <listcomp>": 2,
-}
+EVALUATED = {"copy: lightning_modules/evaluation/retrieval_result.py _add": 8}
 """Features and ids of a batch, which are collected in main memory."""
 TOKENS = {"copy: lightning_modules/evaluation/reranking.py append": 1}
 """Tokens of a batch of images, for re-ranking."""

@@ -254,9 +254,10 @@ def test_shres_distillation_has_the_thesis_settings():
     assert (model["num_classes"], model["shared"]) == (1000, "mlp")
     assert (model["teacher"]["name"], model["teacher"]["weights"]) == ("timm/resnet50", "a1_in1k")
     vision = {"image_size": 224, "patch_size": 16, "width": 768, "depth": 6, "heads": 12, "post_norm": True}
-    assert model["vision"] == vision | {"weights": "base_imagenet.pt"}
+    assert model["vision"] == vision | {"weights": "base_imagenet.pt", "name": None}
     text = {"vocab_size": 30522, "max_tokens": 64, "depth": 6, "dropout": 0.1, "weights": "bert-base-uncased"}
-    assert model["text"] == text
+    assert {name: model["text"][name] for name in text} == text
+    assert model["text"]["name"] is None
     assert model["kl"] == {"weight": 1.0, "image_share": 0.5, "temperature": 1.0}
     contrast = {"weight": 1.0, "layers": None, "temperature": 0.07, "max_logit_scale": 100.0}
     contrast |= {"mask_same_image": False, "mask_same_text": False}

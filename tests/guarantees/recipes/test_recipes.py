@@ -13,7 +13,7 @@ import pytest
 
 from support.methods.mmlg import trained_checkpoint
 from support.runs.distributed import run_distributed
-from support.runs.recipe_files import write_files
+from support.runs.recipe_files import write_coco_embeddings, write_files
 from support.runs.recipes import ROOT, Ran, commands_of, in_order, is_distributed, length_of, ran, ran_together
 
 METHODS = ("albef", "clip", "cocord", "mmlg", "mobileclip", "shre")
@@ -92,6 +92,7 @@ def files(tmp_path_factory):
 def _results(method, folder):
     """Run the commands of a method in one folder, and return their results."""
     shutil.copytree(folder / "files", folder / method, symlinks=True, copy_function=os.link)
+    write_coco_embeddings(folder / method)
     os.chdir(folder / method)
     found: dict[str, Ran] = {}
     waiting = commands(method)

@@ -106,13 +106,17 @@ def _write_pairs(folder):
         (folder / f"data/dataset_{data}.json").write_text(json.dumps({"images": images}))
         for split, rows in lists.items():
             (folder / f"data/{data}_{split}.json").write_text(json.dumps(rows))
-    names = [f"data/coco/{number}.jpg" for number in range(TRAINED + 2 * EVALUATED)]
-    values = torch.randn(len(names), EMBED_DIM, generator=torch.Generator().manual_seed(0))
-    write_embeddings(folder / "data/coco_embeddings", names, values=values)
     write_refcoco(folder / "data", folder / "data/coco", caption)
     (folder / "flickr30k").mkdir()
     (folder / "flickr30k/images").symlink_to(folder / "data/flickr30k")
     (folder / "flickr30k/dataset_flickr30k.json").symlink_to(folder / "data/dataset_flickr30k.json")
+
+
+def write_coco_embeddings(folder):
+    """The store of COCO's images in a folder, whose rows have absolute paths."""
+    names = [str(folder / f"data/coco/{number}.jpg") for number in range(TRAINED + 2 * EVALUATED)]
+    values = torch.randn(len(names), EMBED_DIM, generator=torch.Generator().manual_seed(0))
+    write_embeddings(folder / "data/coco_embeddings", names, values=values)
 
 
 def _write_statements(folder):
