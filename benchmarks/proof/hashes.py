@@ -107,24 +107,26 @@ def _described(value: Any) -> str:
     return repr(value)
 
 
-def changes(line: Mapping[str, Any], words: Sequence[str], accepted: Sequence[Mapping[str, str]] = ()) -> list[str]:
+def changes(line: Mapping[str, Any], words: Sequence[str], accepted: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     """Return what has changed since a run: settings of its resolved config, and files of its step.
 
     Args:
         line: a line of results.
         words: the arguments that the line was measured with, as the present code reads them.
-        accepted: changes that were shown to leave the numbers as they are, each with `file`, `before`, `after`, and
-            the reason in `why`.
+        accepted: changes that were shown to leave the numbers as they are, each with the `file` or the `setting`,
+            `before`, `after`, and the reason in `why`. A setting is None where there was none.
     """
     config = resolved_config(words)
     before = _flat(line["config"])
     now = _flat(config)
     names = sorted(before.keys() | now.keys())
-    changed = [
-        f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names if before.get(name) != now.get(name)
-    ]
+    texts = {name: f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names}
+    fine = {
+        f"{entry['setting']}: {entry['before']!r} -> {entry['after']!r}" for entry in accepted if "setting" in entry
+    }
+    changed = [texts[name] for name in names if before.get(name) != now.get(name) and texts[name] not in fine]
     hashes = step_hashes(config)
-    same = {(entry["file"], entry["before"], entry["after"]) for entry in accepted}
+    same = {(entry["file"], entry["before"], entry["after"]) for entry in accepted if "file" in entry}
     for file in sorted(line["step"].keys() | hashes.keys()):
         pair = (line["step"].get(file), hashes.get(file))
         if pair[0] != pair[1] and (file, *pair) not in same:

@@ -26,7 +26,7 @@ from vlightning.commands.compare.report import difference, interval, spread
 DOCS = RESULTS.parent
 IMAGES = DOCS / "images"
 ACCEPTED = RESULTS / "accepted_changes.json"
-"""Changes of files of a step that were shown to leave the numbers as they are."""
+"""Changes of files and settings of a step that were shown to leave the numbers as they are."""
 START, END = "<!-- proof: {} -->\n", "<!-- end of proof -->"
 
 
@@ -215,9 +215,9 @@ def out_of_date(lines: Sequence[Line], accepted: Sequence[dict[str, Any]] = ()) 
     return list(found)
 
 
-def accepted_changes() -> list[dict[str, str]]:
+def accepted_changes() -> list[dict[str, Any]]:
     """Return the changes of files that were shown to leave the numbers as they are."""
-    found: list[dict[str, str]] = json.loads(ACCEPTED.read_text(encoding="utf-8")) if ACCEPTED.is_file() else []
+    found: list[dict[str, Any]] = json.loads(ACCEPTED.read_text(encoding="utf-8")) if ACCEPTED.is_file() else []
     return found
 
 

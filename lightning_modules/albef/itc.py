@@ -162,32 +162,36 @@ def image_text_contrast(
         student_image: Tensor,
         student_text: Tensor,
     ) -> tuple[Tensor, ...]:
-        def targets(teacher_queries: Tensor, logits: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor]:
-            """Return the targets of one direction [R, M], and the rows' share of `Contrast.hits` [R, 3]."""
+        def targets(queries: Tensor, candidates: Candidates) -> tuple[Tensor, Tensor, Tensor]:
+            """Return the targets [R, M], which keys of the batch match [R, n], and where the teacher is right [R]."""
             candidate_ids = candidates.ids()
             if positives == "diagonal":
                 matches = torch.arange(len(candidate_ids), device=device) == key_index[:, None]
             else:
                 matches = share_an_id(ids, candidate_ids)
             matches = matches & candidates.valid()
-            teacher_logits = candidates.logits(teacher_queries, temperature)
-            of_batch = matches[:, : len(candidates.keys)]
-            hits = [_first_is_match(each, of_batch) for each in (logits, teacher_logits)]
-            chance = of_batch.to(logits.dtype).mean(1)
-            return contrastive_targets(teacher_logits, matches, alpha), torch.stack([*hits, chance], 1)
+            logits = candidates.logits(queries, temperature)
+            of_batch = matches[:, : len(candidates.keys)].clone()
+            return contrastive_targets(logits, matches, alpha), of_batch, _first_is_match(logits, of_batch)
 
+        with torch.no_grad():  # before the student's logits, so that those of the teacher are no longer in memory
+            image_targets, texts_match, image_teacher = targets(teacher_image, texts)
+            text_targets, images_match, text_teacher = targets(teacher_text, images)
         image_logits = texts.logits(student_image, temperature)
         text_logits = images.logits(student_text, temperature)
         with torch.no_grad():
-            image_targets, image_hits = targets(teacher_image, image_logits, texts)
-            text_targets, text_hits = targets(teacher_text, text_logits, images)
+            hits = [
+                _first_is_match(image_logits, texts_match) + _first_is_match(text_logits, images_match),
+                image_teacher + text_teacher,
+                texts_match.to(image_logits.dtype).mean(1) + images_match.to(text_logits.dtype).mean(1),
+            ]
         loss = itc_loss(image_logits, text_logits, image_targets, text_targets) * len(ids)
         # Clones, because a view of some columns would keep the logits of every slice in memory.
         return (
             loss[None],
             image_logits.detach()[:, local_keys].clone(),
             text_logits.detach()[:, local_keys].clone(),
-            (image_hits + text_hits) / 2,
+            torch.stack(hits, 1) / 2,
         )
 
     with torch.autocast(device.type, enabled=False):

@@ -149,6 +149,11 @@ def test_a_changed_file_of_the_step_is_out_of_date_unless_accepted(lines):
     old = line | {"step": line["step"] | {file: "before"}}
     assert out_of_date([old]) == [f"drawn, teacher: {file}: before -> {now}"]
     assert out_of_date([old], [{"file": file, "before": "before", "after": now, "why": "a name"}]) == []
+    setting = "model.init_args.kd.temperature"
+    config = json.loads(json.dumps(line["config"]))
+    del config["model"]["init_args"]["kd"]["temperature"]  # as before the option was added
+    assert out_of_date([line | {"config": config}]) == [f"drawn, teacher: {setting}: None -> 4.0"]
+    assert out_of_date([line | {"config": config}], [{"setting": setting, "before": None, "after": 4.0}]) == []
 
 
 def test_comments_and_docstrings_are_not_of_the_step_but_numbers_are():
