@@ -143,7 +143,7 @@ def test_a_package_that_cannot_be_imported_is_named(project, tmp_path):
     shutil.copytree(project, tmp_path / "broken", ignore=shutil.ignore_patterns("*_run", "*.ckpt"))
     (tmp_path / "broken/other_package/__init__.py").write_text("import a_missing_library")
     done = run_script(["-m", "vlightning.cli", "fit", "--config=toy.yaml"], cwd=tmp_path / "broken")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert (
         "Expected the method other_package.toy_method:ToyMethod of the installed package other-package" in done.stderr
     )
