@@ -35,6 +35,7 @@ RANKED = {
     "callbacks/queue.py": "which rows are finite",
     "lightning_modules/albef/downstream/answers.py": "scores of `non_finite_last`; beams: all or no tokens are finite",
     "lightning_modules/albef/downstream/assignment.py": "draws",
+    "lightning_modules/albef/itc.py": "which key of the batch is first, for a running mean",
     "lightning_modules/albef/itm.py": "draws",
     "lightning_modules/albef/mlm.py": "draws",
     "lightning_modules/cocord/crd.py": "draws",
@@ -45,6 +46,8 @@ RANKED = {
     "callbacks/figures/word_maps.py": "the first image of a text",
     "datamodules/text/clip.py": "the place of the end token",
     "datamodules/base/eval_rows.py": "labels, which are integers",
+    "datamodules/reading/division.py": "numbers of rows",
+    "lightning_modules/evaluation/ranking.py": "the first match, of booleans",
 }
 """Files beside `metrics/` that call a function of torch for the highest values, and what the values are."""
 

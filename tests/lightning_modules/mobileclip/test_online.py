@@ -219,7 +219,8 @@ def shards(tmp_path, name, teachers):
     return datamodule, next(iter(datamodule.train_dataloader()))
 
 
-def test_a_teacher_of_a_stored_ensemble_is_distilled_as_from_shards_that_it_wrote_alone(folders, tmp_path):
+def test_a_teacher_of_a_stored_ensemble_is_distilled_as_from_shards_that_it_wrote_alone(folders, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     teachers = [{"weights": folders[0], "scale": 20.0}, {"weights": folders[1], "scale": 40.0}]
     both, batch = shards(tmp_path, "both", teachers)
     for number, teacher in enumerate(teachers):
