@@ -76,9 +76,9 @@ def test_a_text_finds_images_a_word_shows_its_region_and_an_image_gets_captions_
         page.get_by_label("Text").fill(TEXT)
         page.get_by_label("Text").press("Enter")
         page.locator(".hits img").first.wait_for()
-        captions = page.locator(".hits figcaption").all_inner_texts()
-        assert len(captions) == 12
-        scores = [float(caption.split()[0]) for caption in captions]
+        numbers = page.locator(".hits figcaption span").filter(has_text="cosine").all_inner_texts()
+        assert len(numbers) == 12
+        scores = [float(number.removeprefix("cosine ")) for number in numbers]
         assert scores == sorted(scores, reverse=True)
         assert all((images / name).is_file() for name in page.locator(".hits .quiet").all_inner_texts())
         before = page.locator(".hits img").first.get_attribute("src")
