@@ -67,8 +67,12 @@ def lost_worker(error: BaseException) -> str | None:
     # A worker died while its batch was being received, and torch has not noticed yet.
     is_disconnected = isinstance(error, (ConnectionError, EOFError, FileNotFoundError))
     frames = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
-    lost = is_disconnected and ("_try_get_data" in frames or "in pin memory thread" in str(error))
-    return f"A loader worker ended unexpectedly{WORKER_ADVICE}" if lost else None
+    if not is_disconnected or not ("_try_get_data" in frames or "in pin memory thread" in str(error)):
+        return None
+    # Torch's handler of SIGCHLD raises when this process learns of the end: here, and not while the error is shown.
+    with contextlib.suppress(RuntimeError):
+        time.sleep(0.2)
+    return f"A loader worker ended unexpectedly{WORKER_ADVICE}"
 
 
 def lost_process(error: BaseException, processes: int, statuses: dict[int, int | None]) -> str | None:
