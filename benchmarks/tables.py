@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from vlightning.commands.compare.training import last_checkpoint
+
 Curve = dict[int, dict[str, float]]
 CLI = ["-m", "vlightning.cli"]
 
@@ -29,12 +31,6 @@ def read_curve(folder: Path, needed: str) -> Curve:
                 values = {name: float(value) for name, value in line.items() if value and name != "epoch"}
                 curve.setdefault(int(line["epoch"]), {}).update(values)
     return {epoch: values for epoch, values in sorted(curve.items()) if needed in values}
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest last checkpoint of a run; None if there is none."""
-    checkpoints = folder.glob("version_*/checkpoints/last.ckpt")
-    return max(checkpoints, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def fit(

@@ -42,8 +42,14 @@ class CountFlops(DispatchMode):
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         packet = getattr(func, "overloadpacket", func)
+        if torch.is_inference_mode_enabled() and packet not in flop_registry and hasattr(func, "decompose"):
+            # Inference mode leaves linear layers, convolutions and products whole, for which there is no formula.
+            with self:
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        result = func(*args, **kwargs)
         if packet is torch.ops.aten.convolution_backward:
             self.flops += convolution_backward_flops(*args, **kwargs)
         elif (formula := flop_registry.get(packet)) is not None:

@@ -93,7 +93,7 @@ def parser_of_compare() -> argparse.ArgumentParser:
         help="values of an option that are tried with the first seed, in each variant; the best is trained with all "
         "seeds. Repeat it for several options; OPTION=LOW..HIGH is a range, for --trials",
     )
-    parser.add_argument("--trials", type=_count, help="let Optuna choose so many trials (every combination)")
+    parser.add_argument("--trials", type=_count, help="number of trials that Optuna chooses (every combination)")
     parser.add_argument("--jobs", type=_count, default=1, help="variants at a time (1)")
     parser.add_argument("--threads", type=_count, help="threads of each run (those of the environment)")
     return parser

@@ -58,16 +58,16 @@ def read_kept(folder: Path) -> ShardRows | None:
         store = FeatureStore(folder)
         for shard in store.shards:
             rows.names += [str(name) for name in shard.values("image")]
-            rows.image_ids += shard.values("image_id")  # type: ignore[arg-type]
-            rows.keys += shard.values("key")  # type: ignore[arg-type]
-            rows.faults += shard.values("fault")  # type: ignore[arg-type]
+            rows.image_ids += shard.values("image_id")
+            rows.keys += shard.values("key")
+            rows.faults += shard.values("fault")
             if store.sides["image"] is not None:
                 images.append(torch.from_numpy(shard.images.copy())[:, None])
             if store.sides["text"] is not None:
                 texts.append(torch.from_numpy(shard.texts.copy()))
                 rows.captions += [shard.captions(row) for row in range(len(shard))]
             if "label" in shard.batch.schema.names:
-                rows.labels = [*(rows.labels or []), *shard.values("label")]  # type: ignore[list-item]
+                rows.labels = [*(rows.labels or []), *shard.values("label")]
     except (UserError, LookupError):
         return None
     if not rows.names:

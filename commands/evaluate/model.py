@@ -263,7 +263,7 @@ def _from_module(
 
     def encode_texts(texts: Sequence[str]) -> Tensor:
         device = next(module.parameters()).device
-        features: Tensor = module.encode_texts(**{key: ids.to(device) for key, ids in encoder(texts).items()})
+        features: Tensor = module.text_features(**{key: ids.to(device) for key, ids in encoder(texts).items()})
         return features
 
     def token_ids(texts: Sequence[str]) -> Tensor:

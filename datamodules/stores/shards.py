@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -140,9 +141,9 @@ class Shard:
         value: str | int | None = self.batch.column(column)[row].as_py()
         return value
 
-    def values(self, column: str) -> list[str | int | None]:
-        """Return all values of a column without features."""
-        values: list[str | int | None] = self.batch.column(column).to_pylist()
+    def values(self, column: str) -> list[Any]:
+        """Return all values of a column without features: texts, integers, or None."""
+        values: list[Any] = self.batch.column(column).to_pylist()
         return values
 
 

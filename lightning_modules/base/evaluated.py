@@ -43,6 +43,12 @@ class EvaluatedModule(LightningModule):
         features: Tensor = encoded.encode_images(image)[0]
         return features
 
+    def text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return the features [B, E] of texts [B, L] that are stored; by default those of `encode_texts`."""
+        encoded: Any = self
+        features: Tensor = encoded.encode_texts(input_ids, attention_mask)
+        return features
+
     def data_sizes(self) -> DataSizes:
         """Return the sizes that the networks accept; by default from the settings `vision` and `text`."""
         return DataSizes(

@@ -58,15 +58,20 @@ class TwoTowers(Method):
         return features
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Return unit-length features [B, E] of texts [B, L].
+        """Return unit-length features [B, E] of texts [B, L], or of features [B, D] from a store."""
+        return unit(self.text_features(input_ids, attention_mask))
 
-        open_clip's text towers use all positions and no mask; an encoder of transformers leaves out the padding. In
-        place of `input_ids`, features [B, D] from a store are projected.
+    def text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return unnormalized features [B, E] of texts [B, L], or of features [B, D] from a store.
+
+        open_clip's text towers use all positions and no mask; an encoder of transformers leaves out the padding.
         """
+        network = self.evaluated
         if input_ids.is_floating_point():
-            return unit(projected(self.evaluated.text, input_ids))
+            return projected(network.text, input_ids)
         self.check_texts(input_ids)
-        return unit(self.evaluated.encode_text(input_ids))
+        features: Tensor = network.encode_text(input_ids)
+        return features
 
     def check_texts(self, input_ids: Tensor) -> None:
         """Check the number of tokens of texts [B, L].

@@ -196,8 +196,12 @@ class MMLGModule(Method):
 
     def encode_texts(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Encode texts [B, L]: unit-length features [B, E] of the end-of-text tokens."""
+        return unit(self.text_features(input_ids, attention_mask))
+
+    def text_features(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Encode texts [B, L]: unnormalized features [B, E] of the end-of-text tokens."""
         check_length(input_ids, self.text.max_tokens)
-        return unit(self.student.encode_text(input_ids))
+        return self.student.encode_text(input_ids)
 
     # ---- Start of a run ----------------------------------------------------------------------------------------------
 

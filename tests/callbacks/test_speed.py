@@ -214,3 +214,14 @@ def test_a_thread_beside_another_one_on_one_processor_waits_half_of_its_time(mon
         os.sched_setaffinity(0, processors)
     assert after.ran - before.ran >= 0.4
     assert after.waited - before.waited > 0.25 * (after.ran - before.ran)
+
+
+def test_operations_in_inference_mode_are_those_without_gradients():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 6 * 6, 5))
+    counted = []
+    for mode in (torch.no_grad, torch.inference_mode):
+        with CountFlops() as counting, mode():
+            result = network(torch.ones(2, 3, 8, 8))
+            torch.matmul(result, result.T)
+        counted.append(counting.flops)
+    assert counted == [2 * 2 * (4 * 36 * 27 + 144 * 5) + 2 * 2 * 2 * 5] * 2

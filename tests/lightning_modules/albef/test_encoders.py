@@ -89,8 +89,8 @@ def test_sizes_and_weights_are_those_of_the_networks(files, caplog):
 def test_images_are_encoded_as_by_timm_and_from_any_block_on(files):
     student = albef(files).student
     image = torch.rand(2, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
-    theirs = timm.create_model(VIT, checkpoint_path=str(files / "vit.safetensors"), img_size=160).eval()
-    expected = theirs.forward_features(torch.nn.functional.interpolate(image, 160))
+    published = timm.create_model(VIT, checkpoint_path=str(files / "vit.safetensors"), img_size=160).eval()
+    expected = published.forward_features(torch.nn.functional.interpolate(image, 160))
     larger = albef(files, image_size=160).student
     assert_close(larger.encode_image(torch.nn.functional.interpolate(image, 160)), expected, rtol=1e-4, atol=1e-5)
     inputs = []

@@ -101,8 +101,8 @@ def batch(rows=4):
 def test_tokens_are_the_networks_outputs_with_the_pooled_one_first(files):
     student = named(files).eval().student
     image, ids, mask = (batch()[name] for name in ("image", "input_ids", "attention_mask"))
-    theirs = timm.create_model(IMAGES, checkpoint_path=str(files / "image.safetensors")).eval()
-    features = theirs.forward_features(image)
+    published = timm.create_model(IMAGES, checkpoint_path=str(files / "image.safetensors")).eval()
+    features = published.forward_features(image)
     outputs = torch.cat([features.mean((2, 3))[:, None], features.flatten(2).transpose(1, 2)], 1)
     projection = student.image_encoder.head.proj.weight
     assert_close(student.image_encoder(image), outputs @ projection.T, rtol=1e-4, atol=1e-5)
@@ -225,9 +225,9 @@ def test_encoders_start_with_the_towers_of_another_method(files, tmp_path):
     clip = write_pair(tmp_path / "clip", files, LENGTH, width=WIDTH)
     source = {"weights": str(tmp_path / "clip")}
     module = named(files, vision=source, text=source)
-    for ours, theirs in (("image_encoder", "visual"), ("text_encoder", "text")):
-        state = getattr(clip.student, theirs).state_dict()
-        for name, tensor in getattr(module.student, ours).state_dict().items():
+    for encoder, published in (("image_encoder", "visual"), ("text_encoder", "text")):
+        state = getattr(clip.student, published).state_dict()
+        for name, tensor in getattr(module.student, encoder).state_dict().items():
             assert torch.equal(tensor, state[name]), name
 
 
