@@ -13,6 +13,7 @@ from support.runs.command_line import run
 from vlightning.common.errors import UserError
 from vlightning.datamodules import EmbeddedCaptionsDataModule, ImageClassificationDataModule, ImageTextDataModule
 from vlightning.datamodules.reading.division import shares_of
+from vlightning.datamodules.reading.table import positions_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -104,8 +105,13 @@ def sides_of_rows(data):
     }
 
 
-def test_what_is_read_by_columns_is_that_of_the_rows_of_the_split(tmp_path):
-    data = module(train=[str(pairs(tmp_path / "one")), str(pairs(tmp_path / "two", order=3))], split="0.6/0.4")
+@pytest.mark.parametrize("ids", [True, False], ids=["with ids", "by path"])
+def test_what_is_read_by_columns_is_that_of_the_rows_of_the_split(ids, tmp_path):
+    sources = [pairs(tmp_path / "one"), pairs(tmp_path / "two", order=3)]
+    for file in () if ids else sources:
+        rows = json.loads(file.read_text())
+        file.write_text(json.dumps([{"image": row["image"], "caption": row["caption"]} for row in rows + rows[:9]]))
+    data = module(train=list(map(str, sources)), split="0.6/0.4")
     for split in ("train", "validation"):
         table = data.open_split(split)
         captions = [table.captions(row) for row in range(len(table))]
@@ -113,7 +119,7 @@ def test_what_is_read_by_columns_is_that_of_the_rows_of_the_split(tmp_path):
         assert table.caption_counts().tolist() == [len(texts) for texts in captions]
         keys = [table.image_id(row) for row in range(len(table))]
         groups = [[row for row in range(len(table)) if keys[row] == key] for key in dict.fromkeys(keys)]
-        assert table.images() == groups
+        assert table.images() == positions_of(table._image_keys()) == groups  # and not row by row
         assert any(len(group) > 1 for group in groups)
 
 

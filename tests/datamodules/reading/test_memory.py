@@ -5,6 +5,7 @@ import io
 import datasets
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from lightning.pytorch import Trainer
@@ -16,6 +17,7 @@ from support.methods.tiny import TinyModel
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageClassificationDataModule, VQADataModule
 from vlightning.datamodules.base.faults import BadSample
+from vlightning.datamodules.base.memory import stored_image
 
 IMAGES = [draw_image(number).convert("RGB") for number in range(8)]
 TEXTS = [f"image number {number}" for number in range(8)]
@@ -35,10 +37,6 @@ class Pairs(torch.utils.data.Dataset):
         if number >= len(self.rows):
             raise IndexError
         return self.rows[number]
-
-
-def polars_frame(columns):
-    return pytest.importorskip("polars").DataFrame(columns)
 
 
 def forms(folder):
@@ -101,7 +99,7 @@ def test_every_form_is_tried(tmp_path):
 def test_a_frame_of_polars_has_the_rows_of_a_file(module, tmp_path):
     paths = [pair[0] for pair in forms(tmp_path)["pairs of paths"]]
     data = opened(
-        module, train=polars_frame({"photo": paths, "title": TEXTS}), image_column="photo", caption_column="title"
+        module, train=pl.DataFrame({"photo": paths, "title": TEXTS}), image_column="photo", caption_column="title"
     )
     assert data.opened_rows("train").captions(5) == [TEXTS[5]]
 
@@ -203,3 +201,9 @@ def test_a_checkpoint_of_such_a_fit_loads_as_plain_data(module, tmp_path):
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     content = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert "train" not in content["datamodule_hyper_parameters"]
+
+
+def test_each_of_256_levels_is_kept_as_a_float():
+    levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(3, -1, -1)
+    decoded = Image.open(io.BytesIO(stored_image(levels / 255)["bytes"]))
+    assert np.array_equal(np.asarray(decoded), levels.permute(1, 2, 0).numpy())
