@@ -203,7 +203,9 @@ def test_a_checkpoint_of_such_a_fit_loads_as_plain_data(module, tmp_path):
     assert "train" not in content["datamodule_hyper_parameters"]
 
 
-def test_each_of_256_levels_is_kept_as_a_float():
+def test_floats_are_rounded_to_the_nearest_of_256_levels():
     levels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16).expand(3, -1, -1)
     decoded = Image.open(io.BytesIO(stored_image(levels / 255)["bytes"]))
     assert np.array_equal(np.asarray(decoded), levels.permute(1, 2, 0).numpy())
+    between = Image.open(io.BytesIO(stored_image(torch.full((3, 2, 2), 0.999))["bytes"]))  # 254.7
+    assert between.getpixel((0, 0)) == (255, 255, 255)
