@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
-from support.methods.encoders import write_encoder, write_pair, write_towers
+from support.methods.encoders import trained_without_text, write_encoder, write_pair, write_towers
 from support.project.pages import commands
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
@@ -60,15 +60,7 @@ def albef(files, **vision):
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory):
     """A checkpoint of two epochs, whose text encoder has no folder any more."""
-    work = tmp_path_factory.mktemp("run")
-    shutil.copytree(files / "text", files / "gone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(work)
-        done = fit(files, "--trainer.max_epochs=2", "--checkpoint.save_top_k=2", text="gone")
-    assert done.status == 0, done.err
-    shutil.rmtree(files / "gone")
-    (checkpoint,) = work.rglob("last.ckpt")
-    return checkpoint
+    return trained_without_text(fit, files, tmp_path_factory.mktemp("run"))
 
 
 def test_sizes_and_weights_are_those_of_the_networks(files, caplog):

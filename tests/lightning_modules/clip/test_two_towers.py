@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from transformers import AutoImageProcessor, AutoTokenizer, VisionTextDualEncoderModel
 
 from support.data.colors import read_table
-from support.methods.encoders import COLORS, IMAGES, write_encoder, write_towers
+from support.methods.encoders import COLORS, IMAGES, trained_without_text, write_encoder, write_towers
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.commands.demo import command as demo
@@ -62,16 +62,7 @@ def fit(files, *words, text="text"):
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory):
     """A checkpoint of two epochs, whose text tower has no file any more."""
-    work = tmp_path_factory.mktemp("run")
-    shutil.copytree(files / "text", files / "gone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(work)
-        done = fit(
-            files, "--trainer.max_epochs=2", "--checkpoint.save_top_k=2", "--model.model.text.prefix=a ", text="gone"
-        )
-    assert done.status == 0, done.err
-    shutil.rmtree(files / "gone")
-    return work / "runs/clip/two_towers/version_0/checkpoints/last.ckpt"
+    return trained_without_text(fit, files, tmp_path_factory.mktemp("run"), "--model.model.text.prefix=a ")
 
 
 LAYOUTS = ("vlightning", "open_clip", "torch_export", "onnx", "onnx_int8")

@@ -11,7 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoModel
 
-from support.methods.encoders import IMAGES, write_encoder, write_pair, write_tokenizer, write_towers
+from support.methods.encoders import (
+    IMAGES,
+    trained_without_text,
+    write_encoder,
+    write_pair,
+    write_tokenizer,
+    write_towers,
+)
 from support.methods.shre import CLASSES, ready, write_teacher
 from support.project.pages import commands
 from support.runs.command_line import run
@@ -61,15 +68,7 @@ def fit(files, *words, text="text"):
 @pytest.fixture(scope="module")
 def trained(files, tmp_path_factory):
     """A checkpoint of two epochs, whose text encoder has no file any more."""
-    work = tmp_path_factory.mktemp("run")
-    shutil.copytree(files / "text", files / "gone")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(work)
-        done = fit(files, "--trainer.max_epochs=2", "--checkpoint.save_top_k=2", "--model.text.prefix=a ", text="gone")
-    assert done.status == 0, done.err
-    shutil.rmtree(files / "gone")
-    (checkpoint,) = work.rglob("last.ckpt")
-    return checkpoint
+    return trained_without_text(fit, files, tmp_path_factory.mktemp("run"), "--model.text.prefix=a ")
 
 
 def named(files, **options):

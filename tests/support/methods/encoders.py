@@ -2,7 +2,9 @@
 
 import csv
 import random
+import shutil
 
+import pytest
 import timm
 import torch
 from PIL import Image
@@ -93,3 +95,22 @@ def write_pair(folder, files, max_tokens, seed=1, image=IMAGES, width=8, **visio
     module = CLIPModule(pair, max_tokens=max_tokens, vision=vision)
     module.save_pretrained(folder)
     return module.eval()
+
+
+def trained_without_text(fit, files, work, *words):
+    """Train for two epochs in a folder with a text tower whose folder is then removed; return the checkpoint.
+
+    Args:
+        fit: runs `vlightning fit` on the files of `write_towers`, with further words and the name of the text's folder.
+        files: those files.
+        work: folder to run in.
+        words: further arguments of the training.
+    """
+    shutil.copytree(files / "text", files / "gone")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(work)
+        done = fit(files, "--trainer.max_epochs=2", "--checkpoint.save_top_k=2", *words, text="gone")
+    assert done.status == 0, done.err
+    shutil.rmtree(files / "gone")
+    (checkpoint,) = work.rglob("last.ckpt")
+    return checkpoint
