@@ -10,9 +10,9 @@ accuracy of the matching head is shown beside its re-ranking, which only improve
 from the nearest wrong candidate more often than the contrast does.
 
 Budget: images of 48 pixels; training on one drawing of each emoji, search in the other (1,906 candidates). A share of
-the training drawings selects the learning rate. What was made smaller, for two hours of CPU: towers of width 96, 30 epochs, and two
-learning rates, searched for the small recipe, the settings for trained encoders and the towers; the other variants
-have the rate of the recipe that they change.
+the training drawings selects the learning rate. What was made smaller, for two hours of CPU: towers of width 96, 30
+epochs, and two learning rates, searched for the small recipe, the settings for trained encoders and the towers; the
+other variants have the rate of the recipe that they change.
 
 Data: `emoji/{twitter,google}.parquet` with the columns `image` and `caption`.
 """
