@@ -164,22 +164,26 @@ def preparations(claim: Claim, lines: Sequence[Line]) -> str:
 
 
 def draw(claim: Claim, lines: Sequence[Line], target: Path) -> None:
-    """Draw the metric of the validation split over the FLOPs, a panel for each budget."""
+    """Draw the metric of the validation split over the FLOPs, a panel for each budget, with deviations of the seeds."""
     import matplotlib.pyplot as plt
 
     budgets = [budget for budget in claim.budgets if table(claim, lines, budget)]
     if not budgets:
         return
-    figure, axes = plt.subplots(1, len(budgets), figsize=(5 * len(budgets), 4), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(1, len(budgets), figsize=(6 * len(budgets), 5), squeeze=False, layout="constrained")
+    legend = {}
     for axis, budget in zip(axes[0], budgets, strict=True):
-        for variant in claim.variants:
-            if found := measured(claim, lines, variant.name, budget):
-                curves = [line["curve"] for line in found]
-                flops = [point["flops"] / 1e12 for point in curves[0]]
-                means = [statistics.mean(p["metrics"][claim.metric] for p in at) for at in zip(*curves, strict=False)]
-                axis.plot(flops[: len(means)], means, marker=".", label=variant.name)
+        for number, variant in enumerate(claim.variants):
+            if runs := measured(claim, lines, variant.name, budget):
+                curves = [line["curve"] for line in runs]
+                points = list(zip(*curves, strict=False))
+                flops = [point[0]["flops"] / 1e12 for point in points]
+                values = [[at["metrics"][claim.metric] for at in point] for point in points]
+                bars = [statistics.stdev(row) if len(row) > 1 else 0.0 for row in values]
+                means = [statistics.mean(row) for row in values]
+                legend[variant.name] = axis.errorbar(flops, means, bars, marker=".", capsize=2, color=f"C{number}")
         axis.set(title=budget.name, xlabel="TFLOPs", ylabel=claim.metric)
-        axis.legend(frameon=False)
+    figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2, frameon=False)
     figure.savefig(target, dpi=110)
     plt.close(figure)
 
