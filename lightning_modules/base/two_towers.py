@@ -19,7 +19,7 @@ from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
 from ..networks.clip.pair import RANDOM, TowerPair, load_towers
 from ..networks.clip.preprocessing import ImageSettings
-from ..networks.clip.shapes import Model
+from ..networks.clip.shapes import Model, text_prefix_of, text_tower_of
 from ..networks.clip.text_encoder import EncoderTower
 from ..optim.optimizers import channels_last
 from .example_batch import pair_batch
@@ -103,7 +103,7 @@ class TwoTowers(Method):
     @property
     def text_prefix(self) -> str:
         """Text before each text."""
-        return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
+        return text_prefix_of(self.model)
 
     # Features from stores
 
@@ -135,7 +135,8 @@ class TwoTowers(Method):
         tower = self.text_encoder
         name = self.expected_tokenizer()
         if tower is not None and name is not None:
-            trained = isinstance(self.model, TowerPair) and self.model.text.weights != RANDOM
+            text = text_tower_of(self.model)
+            trained = text is not None and text.weights != RANDOM
             check_tokenizer(self, name, tower.vocab_size, tower.pad_token_id, trained)
 
     def expected_image_size(self) -> int:
