@@ -22,7 +22,7 @@ from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.base.model_card import expected_tokenizer_of
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.memory import weights_in_place
-from ...lightning_modules.core.towers import tower_digest_of, weights_digest
+from ...lightning_modules.core.towers import Space, tower_digest_of, weights_digest
 from ...lightning_modules.networks.clip.files import CONFIG_NAME
 from ...lightning_modules.networks.published_clip import RANDOM, PublishedCLIP, load_published
 from ..cli.saved_run import resolved
@@ -48,6 +48,7 @@ class ImageTextModel:
             features were not trained with a temperature.
         token_ids: Texts to the token ids, long [T, L], that `texts` encodes.
         preprocessing: What `transform` and `finish` do.
+        joined: The space of another pair that a tower was trained into; None for a space of its own.
     """
 
     name: str
@@ -61,6 +62,12 @@ class ImageTextModel:
     logit_scale: float = 1.0
     token_ids: Callable[[Sequence[str]], Tensor] | None = None
     preprocessing: Preprocessing | None = None
+    joined: Space | None = None
+
+    @cached_property
+    def space(self) -> Space:
+        """The space of the embeddings: `joined`, or the model's own."""
+        return self.joined or Space(self.name, **self.tower_digests())
 
     @cached_property
     def sha256(self) -> str:
@@ -165,12 +172,25 @@ def _published(published: PublishedCLIP) -> ImageTextModel:
         logit_scale=1.0 if logit_scale is None else float(logit_scale.exp()),
         token_ids=token_ids,
         preprocessing=published.preprocessing,
+        joined=published.space,
     )
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
     """Return what loader workers do to an image, and the normalization."""
     return preprocessing.pixels(), ToNormalized(preprocessing.mean, preprocessing.std)
+
+
+def shares_space(record: Mapping[str, Any], model: ImageTextModel, side: str) -> bool:
+    """Return whether features of one side, `image` or `text`, and a model are of one space.
+
+    Args:
+        record: fingerprints of the towers that computed the features by side, and their `space` if it is another's.
+        model: the model.
+        side: the side of the features.
+    """
+    own = Space.of(record)
+    return own.is_that_of(model.space) if own else record.get(side) == getattr(model.space, side)
 
 
 def load_interpolated(path: str, ratio: float) -> ImageTextModel:
@@ -281,4 +301,5 @@ def _from_module(
         module.similarity_scale(),
         token_ids,
         preprocessing,
+        module.space,
     )

@@ -27,9 +27,9 @@ from .source_arguments import SourceArguments
 class ParallelTextDataModule(SourceArguments, PairDataModule):
     """Parallel texts for training, and images with captions for validation, test and prediction.
 
-    A training row has a text as the trained pair of towers reads it, and the same text as the new tower reads it, such as
-    its translation. Training files are `.parquet`, `.json` (a list of objects), `.jsonl` or `.csv`, also by URL, or sources
-    of the hub. The other splits are those of `ImageTextDataModule`, with captions for the new tower.
+    A training row has a text as the trained pair of towers reads it, and the same text as the new tower reads it, such
+    as its translation. Training files are `.parquet`, `.json` (a list of objects), `.jsonl` or `.csv`, also by URL, or
+    sources of the hub. The other splits are those of `ImageTextDataModule`, with captions for the new tower.
 
     Args:
         old_column: column of the texts that the trained pair reads.

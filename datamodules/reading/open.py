@@ -318,8 +318,8 @@ class Opening:
         images = _value_type(schema, columns.image)
         if self.texts and not is_text_type(images):
             raise UserError(
-                f"Expected texts in the column {columns.image!r} of {origin!r}, got {images}: set data.old_column to one "
-                f"of {others}."
+                f"Expected texts in the column {columns.image!r} of {origin!r}, got {images}: set data.old_column to "
+                f"one of {others}."
             )
         if not _holds_images(images):
             raise UserError(

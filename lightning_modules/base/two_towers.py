@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
-from ..core.towers import check_stored, projected
+from ..core.towers import SPACE, check_stored, projected, tower_digest, towers_of
 from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
@@ -104,6 +104,13 @@ class TwoTowers(Method):
     def text_prefix(self) -> str:
         """Text before each text."""
         return text_prefix_of(self.model)
+
+    def tower_record(self) -> dict[str, Any]:
+        """Return the fingerprints of both towers, and their space if another pair's; empty if they are sharded."""
+        if self.device_mesh is not None:  # every process would have to gather them
+            return {}
+        towers = {side: tower_digest(tower, whole=True) for side, tower in towers_of(self.evaluated).items()}
+        return towers | ({} if self.space is None else {SPACE: self.space.as_dict()})
 
     # Features from stores
 

@@ -22,7 +22,7 @@ from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings, in_slices, kept_statistics, one_update
 from ..core.precision import unit
 from ..core.settings import plain
-from ..core.towers import locked_towers, projected
+from ..core.towers import locked_towers
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import pair_ids
@@ -252,7 +252,7 @@ class NewTowerModule(TwoTowers):
         return None if pair is None else pair.as_dict()
 
     def expected_image_size(self) -> int:
-        """Return the argument `vision.image_size`, else the size of the pair's images or of the new tower, in pixels."""
+        """Return the argument `vision.image_size`, else the pair's or the new tower's side of images in pixels."""
         kept = self.model.image_size if self.model.side == "text" else None
         return self.vision.image_size or kept or super().expected_image_size()
 

@@ -65,8 +65,8 @@ def _described(predecessor: PredecessorSettings) -> dict[str, Any]:
     weights = predecessor.weights
     if weights is None:
         raise UserError(
-            "Expected the trained pair as model.predecessor.weights, got none: give a checkpoint, an export, a folder of "
-            "open_clip's, or a tag with model.predecessor.model."
+            "Expected the trained pair as model.predecessor.weights, got none: give a checkpoint, an export, a folder "
+            "of open_clip's, or a tag with model.predecessor.model."
         )
     trained = training_of(Path(weights).expanduser()) if predecessor.model is None else None
     if trained is None:

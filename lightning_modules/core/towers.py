@@ -62,7 +62,8 @@ class Space:
         """Return a sentence for a model card."""
         return (
             f"The embeddings belong to the space {self.fingerprint}, that of `{Path(self.name).name}` (SHA-256 of its "
-            f"image tower {self.image}, of its text tower {self.text}): compare them with embeddings of this space only."
+            f"image tower {self.image}, of its text tower {self.text}): compare them with embeddings of this space "
+            "only."
         )
 
 
@@ -95,20 +96,25 @@ def tower_digest_of(network: nn.Module, side: str) -> str | None:
     )
 
 
-def tower_digest(tower: nn.Module) -> str:
+def tower_digest(tower: nn.Module, whole: bool = False) -> str:
     """Return the fingerprint of what a tower has before its projection, if that trains, else of the whole tower.
 
-    Adapters, which are zero in a locked tower, do not count.
+    Adapters that are zero, as those of a locked tower, do not count.
+
+    Args:
+        tower: the tower.
+        whole: whether a projection that trains counts too.
     """
-    head = trained_head(tower)
+    head = None if whole else trained_head(tower)
     left_out = "" if head is None else f"{head[0]}."
+    counts = any(bool(tensor.any()) for name, tensor in tower.state_dict().items() if ".lora_B" in name)
     # Names without adapters, as `networks/clip/lora.py` makes them.
     plain = (
         (name.replace(".base_layer.", ".").replace("attn.in_proj.", "attn.in_proj_"), tensor)
         for name, tensor in tower.state_dict().items()
         if not (left_out and name.startswith(left_out))
     )
-    return weights_digest((name, tensor) for name, tensor in plain if ".lora_" not in name)
+    return weights_digest((name, tensor) for name, tensor in plain if counts or ".lora_" not in name)
 
 
 # Locked towers, of which a projection may train
