@@ -7,8 +7,8 @@ as `towers/efficientnet_lite0.safetensors` and `towers/minilm`; the German names
 
 The old pair is heads on both locked towers, trained on Twitter's drawings with English names; its index holds Google's
 drawings of all emoji. New text towers learn German from the names in both languages, without an image; a new image
-tower learns from Twitter's drawings. Queries are the names of all emoji that have a German one. Each line of the results is a
-row of `vlightning evaluate --index`, with the arm, the seed and the commit. Finished arms are not repeated, and an
+tower learns from Twitter's drawings. Queries are the names of all emoji that have a German one. Each line of the results
+is a row of `vlightning evaluate --index`, with the arm, the seed and the commit. Finished arms are not repeated, and an
 interrupted training goes on.
 """
 
@@ -106,7 +106,9 @@ def prepare(work: Path, data: Path) -> None:
     parallel = pa.table({"old": names, "new": columns["german"]})
     pq.write_table(parallel, work / "parallel.parquet")
     for share in {arm.share for arm in ARMS.values()} - {1.0}:
-        pq.write_table(parallel.take(range(0, len(names), round(1 / share))), work / f"parallel_{share:g}.parquet")
+        pq.write_table(
+            parallel.take(list(range(0, len(names), round(1 / share)))), work / f"parallel_{share:g}.parquet"
+        )
     backend = tokenizer_from_json(train_wordpiece(columns["german"], 3000)).backend_tokenizer
     PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(work / "german")
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
