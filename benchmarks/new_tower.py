@@ -5,9 +5,9 @@ r"""New towers in the space of an old pair: recall of their queries and images i
 `data` has `emoji/{twitter,google}.parquet`, drawings with their English `name`, and the towers of `docs/two_towers.md`
 as `towers/efficientnet_lite0.safetensors` and `towers/minilm`; the German names are those of the package `emoji`.
 
-The old pair is heads on both locked towers, trained on Twitter's drawings with English names; its index holds Google's
-drawings of all emoji. New text towers learn German from the names in both languages, without an image; a new image
-tower learns from Twitter's drawings. Queries are the names of all emoji that have a German one. Each line of the results
+The old pair is heads on two locked towers, trained on Twitter's drawings with English names; its index holds Google's
+drawings of all emoji. New text towers learn German from names in both languages, without an image; a new image
+tower learns from Twitter's drawings. Queries are the names of all emoji that have a German one. Each line of results
 is a row of `vlightning evaluate --index`, with the arm, the seed and the commit. Finished arms are not repeated, and an
 interrupted training goes on.
 """
