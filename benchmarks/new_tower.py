@@ -53,14 +53,14 @@ IMAGE = (
     *("--data.horizontal_flip=false", "--model.optim.learning_rate=2e-3"),
 )
 ARMS = {
-    "text, random weights": Arm("text", SMALL, 60),
-    "text, random weights, prefixes": Arm("text", (*SMALL, PREFIXES), 60),
-    "text, random weights, prefixes and int8": Arm("text", (*SMALL, PREFIXES, "--model.loss.int8=true"), 60),
-    "text, random weights, 15 epochs": Arm("text", SMALL, 15),
-    "text, random weights, half of the rows": Arm("text", SMALL, 120, 0.5),
-    "text, features only": Arm("text", (*SMALL, "--model.loss.similarity=0"), 60),
-    "text, similarities only": Arm("text", (*SMALL, "--model.loss.feature=0"), 60),
-    "image, a quarter of the parameters": Arm("image", IMAGE, 40),
+    "text, random weights": Arm("text", SMALL, 40),
+    "text, random weights, prefixes": Arm("text", (*SMALL, PREFIXES), 40),
+    "text, random weights, prefixes and int8": Arm("text", (*SMALL, PREFIXES, "--model.loss.int8=true"), 40),
+    "text, random weights, 10 epochs": Arm("text", SMALL, 10),
+    "text, random weights, half of the rows": Arm("text", SMALL, 80, 0.5),
+    "text, features only": Arm("text", (*SMALL, "--model.loss.similarity=0"), 40),
+    "text, similarities only": Arm("text", (*SMALL, "--model.loss.feature=0"), 40),
+    "image, a quarter of the parameters": Arm("image", IMAGE, 20),
     "text, MiniLM": Arm("text", MINILM, 10),
 }
 """In the order in which they are trained."""
@@ -143,6 +143,14 @@ def old_pair(work: Path, data: Path, epochs: int, threads: int) -> Path:
     return work / "old"
 
 
+def old_texts(work: Path, share: str, threads: int) -> None:
+    """Store what the old text tower says of the parallel texts."""
+    if not (work / f"texts{share}/manifest.json").is_file():
+        words = ["--data=ParallelTextDataModule", f"--data.train={work}/parallel{share}.parquet", "--of", "texts"]
+        words += [f"--output={work}/texts{share}", "--accelerator=cpu", "--num_workers=0"]
+        run(["embed", f"{work}/old", *words], work / "output.txt", threads)
+
+
 def measure(name: str, seed: int, options: argparse.Namespace, old: Path) -> list[dict[str, Any]]:
     """Train an arm with a seed, and return the rows of its evaluation in the old index."""
     work, arm = options.work, ARMS[name]
@@ -151,8 +159,9 @@ def measure(name: str, seed: int, options: argparse.Namespace, old: Path) -> lis
     words = [f"--config={ROOT}/configs/clip/new_{arm.side}.yaml", f"--model.predecessor.weights={old}", *words, *EMOJI]
     if arm.side == "text":
         share = "" if arm.share == 1 else f"_{arm.share:g}"
+        old_texts(work, share, options.threads)
         words += [f"--data.train={work}/parallel{share}.parquet", f"--data.max_tokens={TOKENS}"]
-        words += ["--data.caption_column=german"]
+        words += [f"--data.store={work}/texts{share}", "--data.caption_column=german"]
     else:
         words += [f"--data.train={work}/twitter.parquet"]
     validation = [f"--data.validation={work}/google.parquet", "--model.match_equal_texts=true"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ from ..text.captions import text_id
 from ..text.tokenizers import Encoder
 from .datamodule import PairDataModule
 from .source_arguments import SourceArguments
+from .stored import StoredRows, open_stored
 
 
 class ParallelTextDataModule(SourceArguments, PairDataModule):
@@ -32,9 +34,11 @@ class ParallelTextDataModule(SourceArguments, PairDataModule):
     sources of the hub. The other splits are those of `ImageTextDataModule`, with captions for the new tower.
 
     Args:
-        old_column: column of the texts that the trained pair reads.
-        new_column: column of the texts that the new tower reads: each a string, or a list of strings, of which training
-            draws one.
+        old_column: column of the texts that the trained pair reads: each a string, or a list of strings, of which
+            training draws one.
+        new_column: column of the text that the new tower reads in their place.
+        store: folder of a store of the training rows by the trained pair (`vlightning embed --of texts`): the features
+            of the old texts are read from it, and the tower that is replaced does not run.
         image_column: column of the images of the other splits (encoded, or paths).
         caption_column: column of their captions, each a string or a list of strings.
         image_id_column: column whose equal values identify the same image; by default `image_id` if it exists, else
@@ -52,13 +56,16 @@ class ParallelTextDataModule(SourceArguments, PairDataModule):
         image_column: str = "image",
         caption_column: str = "caption",
         image_id_column: str | None = None,
+        store: str | None = None,
         read_retries: Annotated[int, NOT_NEGATIVE] = RETRIES,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # The reader of pairs takes the old text as the path of an image, which is never opened.
+        self._store_folder = store
+        self._stored: StoredRows | None = None
+        # The reader of pairs takes the new text as the path of an image, which is never opened.
         self._texts_opening = Opening(
-            None, old_column, new_column, None, self.cache_dir, retries=read_retries, texts=True
+            None, new_column, old_column, None, self.cache_dir, retries=read_retries, texts=True
         )
         columns = image_column, caption_column, image_id_column
         opening = Opening(self.image_root, *columns, self.cache_dir, retries=read_retries)
@@ -93,14 +100,22 @@ class ParallelTextDataModule(SourceArguments, PairDataModule):
                 f"ParallelTextDataModule, got {type(self.trainer.lightning_module).__name__}: give it "
                 "ImageTextDataModule."
             )
+        table = self.opened_rows("train")
+        if stage == "fit" and self._store_folder is not None and table is not None:
+            self._stored = open_stored(self._store_folder, "train", table, ["text"], True)
+
+    @property
+    def stored_teacher(self) -> dict[str, Any] | None:
+        """Model and fingerprint of the text tower whose features stand in place of old texts; None without a store."""
+        return None if self._stored is None else self._stored.record()
 
     def training_set(self, rows: Any) -> TrainingSet:
         """Return the dataset of parallel texts."""
         return TrainingSet(len(rows), self.training_reader(rows), self.run_seed)
 
     def training_reader(self, rows: Any) -> Reader:
-        """Return a reader of an old text with one of its new texts."""
-        return ParallelReader(rows, self.encoder())
+        """Return a reader of a new text with one of its old texts."""
+        return ParallelReader(rows, self.encoder(), self._stored)
 
     def training_collate(self) -> Callable[[Sequence[Outcome]], Collated]:
         """Encode the new texts for the new tower, and the old ones for the tower that it replaces."""
@@ -112,51 +127,63 @@ class ParallelTextDataModule(SourceArguments, PairDataModule):
 
 
 class ParallelTable(PairTable):
-    """Rows of an old text and new texts."""
+    """Rows of old texts, which are `captions`, and a new text."""
 
-    def old_text(self, row: int) -> str:
-        """Return the text that the trained pair reads; raises `BadSample`."""
+    def new_text(self, row: int) -> str:
+        """Return the text that the new tower reads; raises `BadSample`."""
         value = self._value(row, self._layout(row).image)
         text = value.get("path") if isinstance(value, dict) else value
         if not isinstance(text, str):
             raise BadSample(EMPTY_CAPTION, self.name(row))
         return text
 
+    def texts(self) -> Iterator[str]:
+        """Yield all new texts of rows without a fault."""
+        for row in range(len(self)):
+            with contextlib.suppress(BadSample):
+                yield self.new_text(row)
+
 
 class ParallelSample(NamedTuple):
-    """A row of parallel texts, and its index."""
+    """A row of parallel texts, its index, and the features [d] of the old text from a store, if there is one."""
 
     old: str
     new: str
     sample_index: int
+    old_features: torch.Tensor | None
 
 
 @dataclass
 class ParallelReader:
-    """Reader of an old text with one of its new texts.
+    """Reader of a new text with one of its old texts.
 
     Args:
         rows: the rows.
         encoder: decides which texts are usable.
+        stored: the store of the old texts.
     """
 
     rows: ParallelTable
     encoder: Encoder
+    stored: StoredRows | None = None
 
     def __call__(self, row: int, numbers: tuple[int, int]) -> ParallelSample:
-        """Read a row, and draw one of its new texts; arguments and errors as in `Reader`."""
-        old = self.rows.old_text(row)
-        new = [text for text in self.rows.captions(row) if self.encoder.usable(text)]
-        if not new or not self.encoder.usable(old):
+        """Read a row, and draw one of its old texts; arguments and errors as in `Reader`."""
+        new = self.rows.new_text(row)
+        usable = [text for text in self.rows.captions(row) if self.encoder.usable(text)]
+        if not usable or not self.encoder.usable(new):
             raise BadSample(EMPTY_CAPTION, self.rows.name(row))
-        return ParallelSample(old, new[numbers[1] % len(new)], row)
+        old = usable[numbers[1] % len(usable)]
+        features = None if self.stored is None else self.stored.texts(self.rows, [row], [old])[0]
+        return ParallelSample(old, new, row, features)
 
 
 @dataclass
 class ParallelCollate:
     """Build training batches: `input_ids` and `attention_mask` of the new texts, and the ids of the old ones.
 
-    `image_id` is equal for rows of the same old text, of which one is no negative of another.
+    From a store the batch has the features of the old texts instead, `teacher_features` [B, d]. `image_id` is equal for
+    rows of the same old text, of which one is no negative of another.
 
     Args:
         encoder: encoder of the new texts.
@@ -172,10 +199,14 @@ class ParallelCollate:
         if len(samples) < len(outcomes):  # no usable substitute was found: the loader ends the run
             return Collated(None, num_read, faults)
         old = [self.encoder.cleaned(sample.old, self.encoder.max_words) for sample in samples]
-        batch = {
+        batch: dict[str, torch.Tensor] = {
             **self.encoder([sample.new for sample in samples]),
             "image_id": torch.tensor([text_id(text.strip()) for text in old]),
             "sample_index": torch.tensor([sample.sample_index for sample in samples]),
-            **{name: tokenizer(old) for name, tokenizer in self.teachers.items()},
         }
+        stored = [sample.old_features for sample in samples if sample.old_features is not None]
+        if stored:
+            batch["teacher_features"] = torch.stack(stored)
+        else:
+            batch |= {name: tokenizer(old) for name, tokenizer in self.teachers.items()}
         return Collated(batch, num_read, faults)

@@ -215,6 +215,7 @@ class NewTowerModule(TwoTowers):
         """Load the pair for a training, whose images it gets converted."""
         if stage == "fit":
             self._load_predecessor()
+            self.predecessor.check_stored(getattr(self.datamodule, "stored_teacher", None))
             self.predecessor.receive(training_normalization(self.datamodule, self.model, self.vision))
         super().setup(stage)
 

@@ -18,7 +18,7 @@ from ...common.ranges import SettingsGroup
 from ..core.frozen import Frozen, reads_weights
 from ..core.precision import unit
 from ..core.settings import plain
-from ..core.towers import Space
+from ..core.towers import Space, tower_digest_of
 from ..networks.clip.models import build_model
 from ..networks.clip.new_tower import NewTower
 from ..networks.clip.pair import RANDOM, TowerPair
@@ -98,6 +98,8 @@ class Predecessor(Frozen[nn.Module]):
         self.tokenizer: Tokenizer | None = None
         self.preprocessing = preprocessing_of(new.of, new.image_size) if new.of is not None else None
         self.space: Space | None = None
+        self.digest: str | None = None
+        """Fingerprint of the tower that is replaced; known after `load`."""
         self.scale = 1.0
         self.kept: dict[str, Tensor] = {}
         """Weights of the pair's other tower and of its logit scale, for the student."""
@@ -135,6 +137,7 @@ class Predecessor(Frozen[nn.Module]):
 
     def _adopt(self, published: PublishedCLIP) -> None:
         self.tokenizer = published.tokenizer
+        self.digest = tower_digest_of(published.network, self.new.side)
         self.preprocessing = published.preprocessing
         self.space = published.space
 
@@ -144,16 +147,34 @@ class Predecessor(Frozen[nn.Module]):
         if own is not None:
             self._images = TeacherImages(own.image_size, images, own.normalization, own.interpolation)
 
+    def check_stored(self, record: Mapping[str, Any] | None) -> None:
+        """Check that features in a store, if there is one, are those of the tower that is replaced.
+
+        Args:
+            record: `stored_teacher` of the datamodule.
+
+        Raises:
+            UserError: If they are another tower's.
+        """
+        if record is not None and record["towers"].get("text") != self.digest:
+            raise UserError(
+                f"Expected a store of the texts by {self.settings.weights!r} as data.store, got one by "
+                f"{record['model']!r}: embed the texts with the pair (`vlightning embed --of texts`), or leave it out."
+            )
+
     @torch.no_grad()
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the unit-length features [b, d] of the rows of a batch by the tower that is replaced.
 
         Args:
-            batch: with `teacher_input_ids` [b, L] for a text tower, with the `image` [b, 3, S, S] for an image tower.
+            batch: with `teacher_input_ids` [b, L] for a text tower, or its `teacher_features` [b, d] from a store; with
+                the `image` [b, 3, S, S] for an image tower.
 
         Raises:
             UserError: If the batch has none.
         """
+        if "teacher_features" in batch:
+            return unit(batch["teacher_features"])
         name = TEACHER_IDS if self.new.side == "text" else "image"
         if name not in batch:
             raise UserError(
