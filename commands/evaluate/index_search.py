@@ -106,12 +106,14 @@ def evaluate_index(typed: argparse.Namespace, device: torch.device, loading: Loa
     path = Path(typed.pairs).expanduser()
     images = PairImages(path, model.transform, typed.caption_column)
     numbers, rows = in_index(index, images)
-    queries = {"new": Queries.of(model, images, numbers, rows)}
+    queries = {"new": Queries.of(model, images, numbers, rows)} if "text" in model.sides else {}
     if old is not None:
         old_captions = PairImages(path, model.transform, typed.old_caption_column or typed.caption_column)
         queries = {"old": Queries.of(old, old_captions, numbers, rows), **queries}
     indexes = {"old": (index.features, index.first_rows)}
-    if index.model.get("image") != model.tower_digest("image"):
+    if not queries:
+        raise UserError(f"Expected --old with an image tower alone, got {typed.model!r} without texts: add it.")
+    if "image" in model.sides and index.model.get("image") != model.tower_digest("image"):
         indexes = _with_new_images(index, model, images, numbers, rows, loading)
     results = []
     for name, asked in queries.items():
@@ -129,7 +131,7 @@ def evaluate_index(typed: argparse.Namespace, device: torch.device, loading: Loa
     if typed.out:
         with replacing(Path(typed.out).expanduser()) as staged:
             staged.write_text("".join(f"{json.dumps(asdict(result))}\n" for result in results), encoding="utf-8")
-    return f"{len(indexes['old'][0]):,} images, {len(queries['new'].row):,} texts\n\n{markdown(results)}"
+    return f"{len(indexes['old'][0]):,} images, {len(next(iter(queries.values())).row):,} texts\n\n{markdown(results)}"
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,16 @@ from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import pair_ids
 from ..losses.new_tower import TowerFeatures, new_tower_losses
 from ..networks.clip.models import build_model, model_config
-from ..networks.clip.new_tower import NewTower
+from ..networks.clip.new_tower import TOWERS, NewTower
 from ..networks.clip.pair import image_state, sourced, text_state
 from ..networks.clip.preprocessing import ImageSettings, preprocessing_with, training_normalization
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
 from ..optim.schedules import Schedule, WarmupCosine
-from .predecessor import TEACHER_IDS, TOWERS, Predecessor, PredecessorSettings, with_predecessor
+from .predecessor import TEACHER_IDS, Predecessor, PredecessorSettings, with_predecessor
 from .settings import OptimSettings
+from .tower_export import DESCRIPTION, LAYOUT, export_tower
 
 CLIP_TOKENS = 77
 """Number of tokens of a text of CLIP's."""
@@ -299,3 +300,15 @@ class NewTowerModule(TwoTowers):
             length = self.predecessor.text_length
             batch[TEACHER_IDS] = torch.zeros(rows, length, dtype=torch.long)
         return batch
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | {LAYOUT: DESCRIPTION}
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the pair of a checkpoint in a layout, or the new tower alone."""
+        if layout == LAYOUT:
+            return export_tower(content, source, target)
+        return super().write_layout(content, source, target, layout)

@@ -20,7 +20,7 @@ from ..core.precision import unit
 from ..core.settings import plain
 from ..core.towers import Space, tower_digest_of
 from ..networks.clip.models import build_model
-from ..networks.clip.new_tower import NewTower
+from ..networks.clip.new_tower import TOWERS, NewTower
 from ..networks.clip.pair import RANDOM, TowerPair
 from ..networks.clip.preprocessing import preprocessing_of
 from ..networks.clip.shapes import resolved
@@ -29,8 +29,6 @@ from ..networks.published_clip import PublishedCLIP, Tokenizer, load_published, 
 from ..networks.user_teacher import TeacherImages
 from .start import model_of
 
-TOWERS = {"image": "visual", "text": "text"}
-"""Attribute of each tower of a pair."""
 TEACHER_IDS = "teacher_input_ids"
 """Token ids of the text tower that is replaced, in a training batch."""
 

@@ -112,21 +112,45 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
 def _with_new_tower(given: NewTower, image_size: int | None, context_length: int | None) -> CustomTextCLIP:
     """Build a trained pair, and put the new tower in the place of the one that it replaces."""
     assert given.of is not None
-    keeps_images = given.side == "text"
-    model = build_model(given.of, (image_size if keeps_images else None) or given.image_size, given.max_tokens)
-    config = model_config(given, image_size, context_length)
-    if keeps_images:
-        tower = tower_of_config(config["text_cfg"], config["embed_dim"])
-        model.text = tower
-        model.context_length = tower.context_length
-        model.vocab_size = tower.vocab_size
+    kept_size = image_size if given.side == "text" else None
+    model = build_model(given.of, kept_size or given.image_size, given.max_tokens)
+    width = model_config(given)["embed_dim"]
+    tower: Any = build_new_tower(given, width, image_size, context_length)
+    if given.side == "image":
+        model.visual = tower
         return model
-    new = CustomTextCLIP(config["embed_dim"], config["vision_cfg"], _SMALLEST_TEXT).visual
-    fit_projection(new)
-    if image_size is not None:
-        new.set_input_size(image_size)
-    model.visual = new
+    model.text = tower
+    model.context_length = tower.context_length
+    model.vocab_size = tower.vocab_size
     return model
+
+
+def build_new_tower(
+    given: NewTower, embed_dim: int, image_size: int | None = None, context_length: int | None = None
+) -> nn.Module:
+    """Build a new tower alone, with random weights.
+
+    Args:
+        given: its description.
+        embed_dim: embedding dimension of the pair.
+        image_size: side of the images of an image tower in pixels; None means its own.
+        context_length: largest number of tokens of a text tower; None means its own.
+
+    Raises:
+        UserError: If the configuration of a text encoder is not found, or it has fewer positions.
+    """
+    if given.text is not None:
+        config = config_of_text(given.text) | {"context_length": context_length}
+        return tower_of_config(config, embed_dim)
+    assert given.image is not None
+    config = config_of_image(given.image)
+    if image_size is not None:
+        config["image_size"] = image_size
+    tower: Any = CustomTextCLIP(embed_dim, config, _SMALLEST_TEXT).visual
+    fit_projection(tower)
+    if image_size is not None:
+        tower.set_input_size(image_size)
+    return tower
 
 
 def clip_of_config(config: Mapping[str, Any], **options: Any) -> CustomTextCLIP:

@@ -10,6 +10,9 @@ from ....common.ranges import COUNT, SettingsGroup
 from ...core.settings import settings
 from .pair import ImageTower, TextTower, completed_text
 
+TOWERS = {"image": "visual", "text": "text"}
+"""Attribute of each tower of a pair."""
+
 
 @dataclasses.dataclass(frozen=True)
 class NewTower(SettingsGroup, option="model"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from support.methods.clip import LENGTH, SIZE, add_tiny_clip, randomized
 from support.methods.encoders import IMAGES, write_encoder, write_pair, write_tokenizer, write_towers
@@ -231,6 +232,31 @@ def test_other_spaces_are_refused_by_their_fingerprints(files, trained):
     assert searched.status == 0, searched.err
     refused = run("search", folder / "index_other", "dunkel", "--model", trained)
     assert new.space.fingerprint in refused.sentence
+
+
+def test_a_tower_is_exported_alone_and_answers_in_the_old_index(files, trained, tmp_path, monkeypatch):
+    folder, _ = files
+    monkeypatch.chdir(tmp_path)
+    done = run("export", "--layout", "tower", str(trained), "german")
+    assert done.status == 0, done.err
+    whole, alone = load_model(str(trained)), load_model("german")
+    texts = ["dunkel halb", "voll"]
+    torch.testing.assert_close(alone.encode_texts(texts), whole.encode_texts(texts))
+    assert alone.space == whole.space
+    assert whole.space.fingerprint in Path("german/README.md").read_text()
+    size = sum(tensor.numel() for tensor in load_file("german/model.safetensors").values())
+    assert size == sum(weight.numel() for weight in whole.network.student.text.state_dict().values())
+    words = ["--pairs", folder / "held_out_de.csv", "--index", folder / "index_old", *CPU]
+    tables = [run("evaluate", "--model", model, *words).out for model in (trained, "german")]
+    assert tables[0] == tables[1]
+    assert "| new | old | 8 |" in tables[1]
+    searched = run("search", folder / "index_old", "dunkel voll halb", "--model", "german", "--count=2")
+    assert searched.status == 0, searched.err
+    refused = run("embed", "german", f"--data.predict={folder}/held_out.csv", "--output=store", *CPU)
+    assert refused.sentence.startswith("Expected a model with both towers")
+    assert not Path("store").exists()
+    again = fit(folder, "--model.model.text.weights=german")
+    assert again.status == 0, again.err
 
 
 @pytest.fixture(scope="module")
