@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from ...callbacks.distributed.collectives import rank
 from ...callbacks.writers.retrieval import MODEL_KEY
 from ...common.errors import UserError
 from ...common.files import replacing
@@ -128,7 +129,7 @@ def evaluate_index(typed: argparse.Namespace, device: torch.device, loading: Loa
                     recall = {f"r{k}": 100 * float((ranks < k).double().mean()) for k in RECALLS}
                     sizes = len(features), len(texts)
                     results.append(IndexResult(name, kind, length, number_format, *sizes, recall))
-    if typed.out:
+    if typed.out and rank() == 0:
         with replacing(Path(typed.out).expanduser()) as staged:
             staged.write_text("".join(f"{json.dumps(asdict(result))}\n" for result in results), encoding="utf-8")
     return f"{len(indexes['old'][0]):,} images, {len(next(iter(queries.values())).row):,} texts\n\n{markdown(results)}"
