@@ -117,8 +117,6 @@ def prepare(work: Path, data: Path) -> None:
 
 def old_pair(work: Path, data: Path, epochs: int, threads: int) -> Path:
     """Train the old pair from stored features, and write its export and its index."""
-    if (work / "index/manifest.json").is_file():
-        return work / "old"
     towers = [
         f"--model.model.image.weights={data}/towers/efficientnet_lite0.safetensors",
         f"--model.model.text.name={data}/towers/minilm",
@@ -127,28 +125,33 @@ def old_pair(work: Path, data: Path, epochs: int, threads: int) -> Path:
         *(f"--data.image_size={SIZE}", f"--data.max_tokens={TOKENS}"),
     ]
     config = [f"--config={ROOT}/configs/clip/two_towers.yaml", *towers]
-    output = work / "output.txt"
     splits = {"train": "twitter", "validation": "google"}
     for split, drawings in splits.items():
-        source = [f"--data.{split}={work}/{drawings}.parquet", f"--output={work}/store_{split}", f"--split={split}"]
-        run(["embed", *config, *source, "--accelerator=cpu", "--num_workers=0"], output, threads)
+        source = [f"--data.{split}={work}/{drawings}.parquet", f"--split={split}"]
+        embed(work / f"store_{split}", [*config, *source], threads)
     stores = [f"--data.store.{split}={work}/store_{split}" for split in splits]
     sources = [f"--data.{split}={work}/{drawings}.parquet" for split, drawings in splits.items()]
     words = [*config, *EMOJI, *sources, *stores]
     fit(work / "old_run", words, epochs, "val/recall_mean", threads, every=epochs)
     checkpoint = str(last_checkpoint(work / "old_run"))
-    run(["export", "--layout", "vlightning", checkpoint, f"{work}/old"], output, threads)
-    indexed = [f"--data.predict={work}/google.parquet", f"--output={work}/index", "--of", "images"]
-    run(["embed", f"{work}/old", *indexed, "--accelerator=cpu", "--num_workers=0"], output, threads)
+    if not (work / "old").is_dir():
+        run(["export", "--layout", "vlightning", checkpoint, f"{work}/old"], work / "output.txt", threads)
+    embed(work / "index", [f"{work}/old", f"--data.predict={work}/google.parquet", "--of", "images"], threads)
     return work / "old"
+
+
+def embed(store: Path, words: Sequence[str], threads: int) -> None:
+    """Write a store, unless it is complete."""
+    manifest = store / "manifest.json"
+    if not (manifest.is_file() and json.loads(manifest.read_text())["complete"]):
+        words = [*words, f"--output={store}", "--accelerator=cpu", "--num_workers=0"]
+        run(["embed", *words], store.parent / "output.txt", threads)
 
 
 def old_texts(work: Path, share: str, threads: int) -> None:
     """Store what the old text tower says of the parallel texts."""
-    if not (work / f"texts{share}/manifest.json").is_file():
-        words = ["--data=ParallelTextDataModule", f"--data.train={work}/parallel{share}.parquet", "--of", "texts"]
-        words += [f"--output={work}/texts{share}", "--accelerator=cpu", "--num_workers=0"]
-        run(["embed", f"{work}/old", *words], work / "output.txt", threads)
+    words = ["--data=ParallelTextDataModule", f"--data.train={work}/parallel{share}.parquet", "--of", "texts"]
+    embed(work / f"texts{share}", [f"{work}/old", *words], threads)
 
 
 def measure(name: str, seed: int, options: argparse.Namespace, old: Path) -> list[dict[str, Any]]:
