@@ -203,8 +203,8 @@ def test_an_index_in_parquet_names_its_space(files, trained, tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     done = run("predict", f"--ckpt_path={trained}", f"--data.predict={folder}/held_out.csv", "--data.num_workers=0")
     assert done.status == 0, done.err
-    (written,) = re.findall(r"embeddings and matches are in (\S+)\.", done.err)
-    file = Path(written) / "image_embeddings.parquet"
+    (written,) = re.findall(r"Run folder: (\S+)", done.out)
+    file = Path(written) / "predictions/image_embeddings.parquet"
     words = ["--model", trained, "--pairs", folder / "held_out_de.csv", *CPU]
     by = {}
     for name, index in {"parquet": file, "store": folder / "index_old"}.items():
