@@ -10,6 +10,7 @@ from .grounding.datamodule import GroundingDataModule
 from .labels.datamodule import ImageClassificationDataModule, LabelDataModule
 from .pairs.datamodule import ImageTextDataModule, PairDataModule
 from .pairs.embedded import EmbeddedCaptionsDataModule
+from .pairs.parallel import ParallelTextDataModule
 from .questions.datamodule import QuestionDataModule, VQADataModule
 from .reading.resolve import Source
 from .reinforced.datamodule import ReinforcedDataModule, ReinforcedImageTextDataModule
@@ -43,6 +44,7 @@ __all__ = [
     "LabelDataModule",
     "NLVR2DataModule",
     "PairDataModule",
+    "ParallelTextDataModule",
     "ProbeTrainTransform",
     "QuestionDataModule",
     "ReinforcedDataModule",

@@ -15,7 +15,7 @@ from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
-    from .clip import CLIPModule
+    from .clip import CLIPModule, NewTowerModule
     from .cocord import CoCoRDLinearProbeModule, CoCoRDModule
     from .mmlg import CaptioningModule, MMLGImageClassifierModule, MMLGModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -29,7 +29,10 @@ _NAMES = {
         "TextAssignmentModule",
         "VQAModule",
     ),
-    "clip": ("CLIPModule",),
+    "clip": (
+        "CLIPModule",
+        "NewTowerModule",
+    ),
     "cocord": (
         "CoCoRDLinearProbeModule",
         "CoCoRDModule",
@@ -64,6 +67,7 @@ __all__ = [
     "MMLGModule",
     "MobileCLIPModule",
     "NLVR2Module",
+    "NewTowerModule",
     "ReinforcementModule",
     "SHReImageClassifierModule",
     "SHReModule",

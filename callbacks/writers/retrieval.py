@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,8 @@ from .rows import prediction_folder
 
 # Queries in a block: 1024 rows of similarities to a million candidates are 4 GB.
 _ROWS = 1024
+MODEL_KEY = b"vlightning_model"
+"""Entry of a file's metadata with the fingerprints of the model's towers, as JSON."""
 _IMAGE = [("sample_index", pa.int64()), ("image", pa.string())]
 _TEXT = [("text_index", pa.int64()), ("text", pa.string())]
 _EMBEDDING = [("embedding", pa.list_(pa.float32()))]
@@ -46,7 +49,7 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
     came with the images get the numbers after the list. `rank` counts from 1 in the final order; `similarity` is the
     cosine of the embeddings, null if one of them is non-finite; `match_score` is null if the matching head was not
     used. All four files are written, some without rows if there were only images or only texts. They are written
-    atomically.
+    atomically. The files name the model's towers by their fingerprints, if the module has a method `tower_record`.
 
     The names come from the datamodule's `image_name` and `predict_texts`. Other texts are decoded by its `tokenizer`
     from what the model read. Unknown names are null.
@@ -86,6 +89,8 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
         images = _images(result, data)
         texts = _texts(result, data)
         folder = prediction_folder(trainer, self.folder)
+        record: Any = getattr(pl_module, "tower_record", dict)()
+        metadata = {MODEL_KEY: json.dumps(record)} if record else None
         tables = {
             "image_embeddings": (_IMAGE + _EMBEDDING, images.embeddings()),
             "text_embeddings": (_TEXT + _EMBEDDING, texts.embeddings()),
@@ -94,7 +99,7 @@ class RetrievalPredictionWriter(CheckedArguments, Callback):
         }
         with ExitStack() as stack:  # the files get their names once all of them are written
             for name, (columns, blocks) in tables.items():
-                _write(stack.enter_context(replacing(folder / f"{name}.parquet")), pa.schema(columns), blocks)
+                _write(stack.enter_context(replacing(folder / f"{name}.parquet")), pa.schema(columns, metadata), blocks)
         rank_zero_info(f"{len(images)} images and {len(texts)} texts: embeddings and matches are in {folder}.")
 
 

@@ -20,6 +20,7 @@ from ...datamodules.reading.table import PairTable
 from ...datamodules.stores.identity import texts_digest, transform_digest
 from ...datamodules.transforms.normalize import in_pixels, normalization_of
 from ...lightning_modules.core.towers import (
+    SPACE,
     locked_features,
     tower_digest,
     towers_of,
@@ -129,6 +130,7 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             "weights": typed.weights or typed.model,
             "sha256": model.sha256,
             **{side: digest for side, (digest, _) in sides.items()},
+            **({SPACE: model.joined.as_dict()} if model.joined else {}),
         },
         "data": {
             "split": split,

@@ -19,6 +19,7 @@ from .classified_folder import (
 from .encoding import Loading
 from .hub import download
 from .image_sets import texts_or_lines, with_braces
+from .index_search import FORMATS, evaluate_index
 from .model import ImageTextModel, load_interpolated, load_model
 from .report import compare, markdown, write_report
 from .results import Result, read_results
@@ -31,8 +32,8 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     """Return the parser of the arguments."""
     parser = argparse.ArgumentParser(
         "vlightning evaluate",
-        description="Evaluate an image-text model zero-shot on DataComp's 38 sets, or classify your own images. A "
-        "stopped evaluation goes on with the set that it was in.",
+        description="Evaluate an image-text model zero-shot on DataComp's 38 sets, classify your own images, or search "
+        "an index of an old model. A stopped evaluation goes on with the set that it was in.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -65,6 +66,16 @@ def parser_of_evaluate() -> argparse.ArgumentParser:
     )
     add("--best", type=int, default=5, help="classes of each image that are written; 5")
     add("--html", help="write a page with the images below their classes, with --images")
+    searched = parser.add_argument_group("of an index").add_argument
+    searched("--index", help="search this index of an old model: a store, or image_embeddings.parquet of predict")
+    searched("--pairs", help="its images with captions, in a file (CSV, JSON, JSON lines, Parquet)")
+    searched("--caption_column", default="caption", help="column of the captions for --model; caption")
+    searched("--old", help="the model that wrote the index, whose texts are searched too")
+    searched("--old_weights", help="as --weights, for --old")
+    searched("--old_caption_column", help="column of the captions for --old; by default --caption_column")
+    searched("--dims", nargs="+", type=int, help="prefixes of the features that are searched; by default all of them")
+    searched("--formats", nargs="+", default=["float32"], choices=FORMATS, help="number formats; float32")
+    searched("--match_equal_texts", action="store_true", help="images with an equal caption count as matches")
     add("--compare", nargs=2, metavar="RESULTS", help="print the differences of two files of results; --out draws them")
     add("--batch_size", type=int, default=64, help="images of a process in a batch; 64")
     add("--num_workers", type=int, default=2, help="loader workers of a process; 2")
@@ -90,7 +101,7 @@ def run_evaluate(words: list[str]) -> str:
         raise UserError("Expected --model, got none: give a checkpoint, an export or a model's name.")
     if typed.root is None and (typed.suite or typed.tasks):
         typed.root = "sets"
-    if (typed.root is None) == (typed.images is None):
+    if typed.index is None and (typed.root is None) == (typed.images is None):
         raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
     fabric = Fabric(
@@ -102,7 +113,10 @@ def run_evaluate(words: list[str]) -> str:
     fabric.launch()
     loading = Loading(typed.batch_size, typed.num_workers)
     out = Path(typed.out or "results.jsonl").expanduser()
-    if typed.interpolate:
+    if typed.index:
+        _check_index_alone(typed)
+        message = evaluate_index(typed, fabric.device, loading)
+    elif typed.interpolate:
         message = _interpolated(fabric, typed, loading, out)
     else:
         model = load_model(typed.model, typed.weights)
@@ -110,6 +124,18 @@ def run_evaluate(words: list[str]) -> str:
         message = _images(model, typed, loading) if typed.images else _sets(fabric, model, typed, loading, out)
     fabric.barrier()
     return message if rank() == 0 else ""
+
+
+def _check_index_alone(typed: argparse.Namespace) -> None:
+    """Refuse what does not go with --index.
+
+    Raises:
+        UserError: If there are sets or images too, or a prefix has no dimension.
+    """
+    if other := next((name for name in ("root", "images", "interpolate", "html") if getattr(typed, name)), None):
+        raise UserError(f"Expected --index alone, got --{other} beside it: leave one of them out.")
+    if typed.dims and min(typed.dims) < 1:
+        raise UserError(f"Expected at least 1 as each of --dims, got {min(typed.dims)}: correct it.")
 
 
 def _interpolated(fabric: Fabric, typed: argparse.Namespace, loading: Loading, out: Path) -> str:

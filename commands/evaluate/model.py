@@ -20,11 +20,15 @@ from ...common.tokenizers import saved_tokenizer, tokenizer_from_json
 from ...datamodules.text.tokenizers import Encoder
 from ...datamodules.transforms.normalize import ToNormalized
 from ...lightning_modules.base.model_card import expected_tokenizer_of
+from ...lightning_modules.clip.tower_export import CLASS as TOWER_CLASS
+from ...lightning_modules.clip.tower_export import load_tower
 from ...lightning_modules.core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
 from ...lightning_modules.core.memory import weights_in_place
-from ...lightning_modules.core.towers import tower_digest_of, weights_digest
+from ...lightning_modules.core.programs import padding_tokenizer
+from ...lightning_modules.core.towers import Space, tower_digest_of, weights_digest
 from ...lightning_modules.networks.clip.files import CONFIG_NAME
-from ...lightning_modules.networks.published_clip import RANDOM, PublishedCLIP, load_published
+from ...lightning_modules.networks.clip.shapes import text_prefix_of
+from ...lightning_modules.networks.published_clip import RANDOM, PublishedCLIP, TowerTokenizer, load_published
 from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
 
@@ -48,6 +52,8 @@ class ImageTextModel:
             features were not trained with a temperature.
         token_ids: Texts to the token ids, long [T, L], that `texts` encodes.
         preprocessing: What `transform` and `finish` do.
+        joined: The space of another pair that a tower was trained into; None for a space of its own.
+        sides: The towers that there are.
     """
 
     name: str
@@ -61,6 +67,13 @@ class ImageTextModel:
     logit_scale: float = 1.0
     token_ids: Callable[[Sequence[str]], Tensor] | None = None
     preprocessing: Preprocessing | None = None
+    joined: Space | None = None
+    sides: Sequence[str] = ("image", "text")
+
+    @cached_property
+    def space(self) -> Space:
+        """The space of the embeddings: `joined`, or the model's own."""
+        return self.joined or Space(self.name, **self.tower_digests())
 
     @cached_property
     def sha256(self) -> str:
@@ -132,7 +145,7 @@ def _loaded(model: str, weights: str | None) -> ImageTextModel:
     if (path / CONFIG_NAME).is_file():  # an export in that layout, without the prefix
         return _published(load_published(None, str(path), digest=False))
     if is_folder(path):
-        return _from_export(path)
+        return _from_tower(path) if read_config(path)["class"] == TOWER_CLASS else _from_export(path)
     if path.exists():
         raise UserError(
             f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export after --model, got "
@@ -165,12 +178,25 @@ def _published(published: PublishedCLIP) -> ImageTextModel:
         logit_scale=1.0 if logit_scale is None else float(logit_scale.exp()),
         token_ids=token_ids,
         preprocessing=published.preprocessing,
+        joined=published.space,
     )
 
 
 def _prepared(preprocessing: Preprocessing) -> tuple[Callable[[Image.Image], Tensor], Callable[[Tensor], Tensor]]:
     """Return what loader workers do to an image, and the normalization."""
     return preprocessing.pixels(), ToNormalized(preprocessing.mean, preprocessing.std)
+
+
+def shares_space(record: Mapping[str, Any], model: ImageTextModel, side: str) -> bool:
+    """Return whether features of one side, `image` or `text`, and a model are of one space.
+
+    Args:
+        record: fingerprints of the towers that computed the features by side, and their `space` if it is another's.
+        model: the model.
+        side: the side of the features.
+    """
+    own = Space.of(record)
+    return own.is_that_of(model.space) if own else record.get(side) == getattr(model.space, side)
 
 
 def load_interpolated(path: str, ratio: float) -> ImageTextModel:
@@ -215,6 +241,36 @@ def _from_export(folder: Path) -> ImageTextModel:
             f"Expected an export with its tokenizer in {str(folder)!r}, got none: export the checkpoint again."
         )
     return _from_module(module, str(folder), config.get("preprocessing"), tokenizer, config.get("data") or {})
+
+
+def _from_tower(folder: Path) -> ImageTextModel:
+    """Return the model of a tower that was exported alone: the other tower's features are asked for in vain."""
+    one = load_tower(folder)
+    side = one.new.side
+
+    def absent(*_: Any) -> Any:
+        raise UserError(
+            f"Expected a model with both towers, got the {side} tower alone in {str(folder)!r}: give the export of the "
+            "pair."
+        )
+
+    if side == "image":
+        preprocessing = Preprocessing.from_dict(one.preprocessing or {}, repr(str(folder)))
+        prepared = _prepared(preprocessing)
+        return ImageTextModel(str(folder), one.tower, one.tower, absent, *prepared, joined=one.space, sides=(side,))
+    tower: Any = one.tower
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    tokenizer = TowerTokenizer(
+        padding_tokenizer(text, tower.context_length, tower.pad_token_id), text_prefix_of(one.new)
+    )
+
+    def encode(texts: Sequence[str]) -> Tensor:
+        features: Tensor = tower(tokenizer(list(texts)).to(next(tower.parameters()).device))
+        return features
+
+    return ImageTextModel(
+        str(folder), tower, absent, encode, absent, absent, joined=one.space, sides=(side,), token_ids=tokenizer
+    )
 
 
 def embeds_both(cls: type) -> bool:
@@ -281,4 +337,5 @@ def _from_module(
         module.similarity_scale(),
         token_ids,
         preprocessing,
+        module.space,
     )

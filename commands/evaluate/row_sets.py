@@ -36,11 +36,11 @@ def find_table(root: Path, folder: str) -> Path | None:
 class PairImages(torch.utils.data.Dataset[Sample]):
     """The images of a table of images and captions; `table.images` holds the rows of each image.
 
-    The table has columns `image` and `caption`.
+    The table has columns `image`, and `caption` or another one of captions.
     """
 
-    def __init__(self, path: Path, transform: Transform) -> None:
-        opening = Opening(None, "image", "caption", None, None)
+    def __init__(self, path: Path, transform: Transform, caption: str = "caption") -> None:
+        opening = Opening(None, "image", caption, None, None)
         self.table = PairTable([opening.open(str(path), "test")], MAX_PIXELS)
         self.rows = self.table.images()
         self.transform = transform

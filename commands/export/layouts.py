@@ -17,6 +17,7 @@ from ...lightning_modules.base.exported import FOLDER, LAYOUT, rebuild
 from ...lightning_modules.base.method import Method
 from ...lightning_modules.base.model_card import Training, expected_tokenizer_of
 from ...lightning_modules.core.checkpoints import ORDERS_KEY, class_of, is_checkpoint, saved_settings
+from ...lightning_modules.core.towers import Space
 from ..cli.saved_run import resolved
 
 
@@ -83,6 +84,7 @@ def _write_folder(cls: type[Method], content: Mapping[str, Any], checkpoint: Pat
     preprocessing = recorded_preprocessing(content)
     module.adopt_preprocessing(preprocessing)
     module.adopt_retrieval_orders(content.get(ORDERS_KEY))
+    module.space = Space.of(content)
     tokenizer, note = saved_tokenizer(content, expected_tokenizer_of(module))
     module.save_pretrained(target, tokenizer, Training.of_checkpoint(content, run_folder_of(checkpoint)))
     order = module.retrieval_order()

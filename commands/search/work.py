@@ -15,7 +15,7 @@ from ...datamodules.base.decode import decode_image
 from ...datamodules.base.faults import BadSample
 from ...datamodules.stores.store import FeatureStore, Side, is_store
 from ..evaluate.encoding import encode_texts
-from ..evaluate.model import ImageTextModel, load_model
+from ..evaluate.model import ImageTextModel, load_model, shares_space
 from .images import search_images
 from .index import StoreSearch
 
@@ -82,7 +82,7 @@ def model_of_store(store: FeatureStore, model: str | None, weights: str | None, 
 
 
 def check_model(store: FeatureStore, model: ImageTextModel, sides: Sequence[Side] = ("image", "text")) -> None:
-    """Check that a model has the weights that a store was embedded with.
+    """Check that a model has the weights that a store was embedded with, or a tower that was trained into its space.
 
     Args:
         store: The store.
@@ -95,10 +95,13 @@ def check_model(store: FeatureStore, model: ImageTextModel, sides: Sequence[Side
     record = store.manifest["model"]
     # Layouts differ in the shape of the logit scale, and so in the hash of all weights.
     same_towers = all(record.get(side) == model.tower_digest(side) for side in sides)
-    if not same_towers and model.sha256 != record["sha256"]:
+    searched = [side for side in ("image", "text") if side in record]
+    joined = model.joined is not None and any(shares_space(record, model, side) for side in searched)
+    if not same_towers and not joined and model.sha256 != record["sha256"]:
         raise UserError(
             f"Expected the model of the store {str(store.folder)!r}, {json.dumps(record['name'])} (sha256 "
-            f"{record['sha256'][:12]}), got other weights (sha256 {model.sha256[:12]}): give that model, or embed the "
+            f"{record['sha256'][:12]}), got other weights (sha256 {model.sha256[:12]}"
+            f"{f', of the space {model.joined.fingerprint}' if model.joined else ''}): give that model, or embed the "
             "data again."
         )
 

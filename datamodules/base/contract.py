@@ -202,6 +202,14 @@ class StoresFeatures(Protocol):
         """By split, name of the `model` of its store, and `towers`, the fingerprint of each whose features are read."""
 
 
+class StoresTeacherTexts(Protocol):
+    """A datamodule of parallel texts, whose batches may hold features in place of the texts that a teacher reads."""
+
+    @property
+    def stored_teacher(self) -> Mapping[str, Any] | None:
+        """Name of the `model` of the store, and `towers` with the fingerprint of `text`; None without a store."""
+
+
 class NamesTower(Protocol):
     """A datamodule of image embeddings."""
 

@@ -66,6 +66,8 @@ class Opening:
         labels: whether the caption column holds labels (integers or names). The label of an image in a folder is the
             name of the folder.
         retries: number of times that a failed read of a file by URL is tried again.
+        texts: whether the rows are parallel texts: the image column then holds new texts, which are no paths, and the
+            caption column old texts.
     """
 
     image_root: str | None
@@ -76,6 +78,7 @@ class Opening:
     need_captions: bool = True
     labels: bool = False
     retries: int = RETRIES
+    texts: bool = False
 
     def open(self, source: Named, split: str, streaming: bool = False) -> tuple[Any, Layout]:
         """Open one source.
@@ -299,11 +302,11 @@ class Opening:
 
     @property
     def _caption_option(self) -> str:
-        return "label_column" if self.labels else "caption_column"
+        return "old_column" if self.texts else "label_column" if self.labels else "caption_column"
 
     def _check_columns(self, names: Sequence[str], columns: Columns, origin: str) -> None:
         """Check that a source has its columns, which may be without captions if these are not needed."""
-        options = ("image_column", self._caption_option, "image_id_column")
+        options = ("new_column" if self.texts else "image_column", self._caption_option, "image_id_column")
         for column, option in zip(columns, options, strict=True):
             needed = column is not None and (column != columns.caption or self.need_captions)
             if needed and column not in names:
@@ -314,6 +317,11 @@ class Opening:
         self._check_columns(schema.names, columns, origin)
         others = ", ".join(schema.names)
         images = _value_type(schema, columns.image)
+        if self.texts and not is_text_type(images):
+            raise UserError(
+                f"Expected texts in the column {columns.image!r} of {origin!r}, got {images}: set data.new_column to "
+                f"one of {others}."
+            )
         if not _holds_images(images):
             raise UserError(
                 f"Expected images, encoded bytes or paths in the column {columns.image!r} of {origin!r}, got {images}: "

@@ -12,9 +12,17 @@ from torch import Tensor
 from ...callbacks import rank
 from ...common.errors import UserError
 from ...common.files import check_free, replacing
-from ..core.checkpoints import CONFIG_FILE, ORDERS_KEY, WEIGHTS_FILE, class_name, read_folder, unsharded_class
+from ..core.checkpoints import (
+    CONFIG_FILE,
+    ORDERS_KEY,
+    WEIGHTS_FILE,
+    class_name,
+    read_folder,
+    unsharded_class,
+)
 from ..core.fitting import load_fitting
 from ..core.settings import accepted_names
+from ..core.towers import SPACE, Space
 from ..core.trainers import datamodule_of
 from ..core.transformers_files import save_tokenizer, special_token_ids
 from .evaluated import EvaluatedModule
@@ -39,6 +47,8 @@ class ExportedModule(EvaluatedModule):
         super().__init__()
         self._initial = InitialState()
         self.provenance = Provenance()
+        self.space: Space | None = None
+        """The space of another pair that a tower was trained into; None for a model with a space of its own."""
 
     @classmethod
     def layouts(cls) -> dict[str, str]:
@@ -156,6 +166,7 @@ class ExportedModule(EvaluatedModule):
             "preprocessing": preprocessing,
             "data": training.text_options(),
             ORDERS_KEY: self.retrieval_orders(),
+            SPACE: None if self.space is None else self.space.as_dict(),
         }
         card = model_card(self, state, training, preprocessing, target.name)
         with replacing(target) as staged:
@@ -189,6 +200,7 @@ class ExportedModule(EvaluatedModule):
         tokenizer_json = tokenizer.read_text(encoding="utf-8") if tokenizer.is_file() else None
         module.provenance = Provenance(training=Training(config.get("data") or {}), tokenizer_json=tokenizer_json)
         module.adopt_retrieval_orders(config.get(ORDERS_KEY))
+        module.space = Space.of(config)
         return module
 
     # Image preprocessing, which exports record and data reads

@@ -29,6 +29,7 @@ from ..core.checkpoints import (
 )
 from ..core.frozen import Frozen
 from ..core.settings import groups_of, plain
+from ..core.towers import SPACE, Space
 from ..core.trainers import convert_before_restore
 from ..optim.configure import (
     LRSchedulerCallable,
@@ -285,6 +286,8 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
             checkpoint[ORDERS_KEY] = orders
         if (results := validation_results(self))["metrics"]:
             checkpoint[RESULTS_KEY] = results
+        if self.space is not None:
+            checkpoint[SPACE] = self.space.as_dict()
         for frozen in self.frozen_networks():
             frozen.save_record(checkpoint)
 
@@ -300,6 +303,7 @@ class Method(CheckedArguments, CheckedLoading, ExportedModule, option=""):
         self.adopt_preprocessing(recorded_preprocessing(checkpoint))
         self.provenance = Provenance.of_checkpoint(checkpoint)
         self.adopt_retrieval_orders(checkpoint.get(ORDERS_KEY))
+        self.space = Space.of(checkpoint)
         if list(self.text_towers()):
             self._resize_vocabulary(restored_vocabulary(self, checkpoint, self.hparams_initial["text"]["vocab_size"]))
         for frozen in self.frozen_networks():

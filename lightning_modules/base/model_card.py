@@ -211,6 +211,8 @@ def model_card(
     ]
     if rows := list(_results(training)):
         sections.append(f"## Results\n\n{_table(('metric', 'stage', 'value', 'chance'), rows)}")
+    if (space := getattr(module, "space", None)) is not None:
+        sections.append(f"## Space\n\n{space.described()}")
     order = getattr(module, "retrieval_order", lambda: None)()
     if order is not None:
         sections.append(f"## Retrieval\n\n{order}")

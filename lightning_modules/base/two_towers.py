@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ..core.data_sizes import DataSizes
 from ..core.precision import unit
-from ..core.towers import check_stored, projected
+from ..core.towers import SPACE, check_stored, projected, tower_digest, towers_of
 from ..losses.contrast import check_length
 from ..networks.clip.export import LAYOUTS, export_network
 from ..networks.clip.models import model_config
 from ..networks.clip.pair import RANDOM, TowerPair, load_towers
 from ..networks.clip.preprocessing import ImageSettings
-from ..networks.clip.shapes import Model
+from ..networks.clip.shapes import Model, text_prefix_of, text_tower_of
 from ..networks.clip.text_encoder import EncoderTower
 from ..optim.optimizers import channels_last
 from .example_batch import pair_batch
@@ -103,7 +103,14 @@ class TwoTowers(Method):
     @property
     def text_prefix(self) -> str:
         """Text before each text."""
-        return self.model.text.prefix if isinstance(self.model, TowerPair) else ""
+        return text_prefix_of(self.model)
+
+    def tower_record(self) -> dict[str, Any]:
+        """Return the fingerprints of both towers, and their space if another pair's; empty if they are sharded."""
+        if self.device_mesh is not None:  # every process would have to gather them
+            return {}
+        towers = {side: tower_digest(tower, whole=True) for side, tower in towers_of(self.evaluated).items()}
+        return towers | ({} if self.space is None else {SPACE: self.space.as_dict()})
 
     # Features from stores
 
@@ -135,7 +142,8 @@ class TwoTowers(Method):
         tower = self.text_encoder
         name = self.expected_tokenizer()
         if tower is not None and name is not None:
-            trained = isinstance(self.model, TowerPair) and self.model.text.weights != RANDOM
+            text = text_tower_of(self.model)
+            trained = text is not None and text.weights != RANDOM
             check_tokenizer(self, name, tower.vocab_size, tower.pad_token_id, trained)
 
     def expected_image_size(self) -> int:

@@ -1,5 +1,6 @@
-"""Fine-tuning of a published CLIP on one's own pairs."""
+"""Fine-tuning of a published CLIP on one's own pairs, and new towers in the space of a trained pair."""
 
 from .module import CLIPModule
+from .new_tower import NewTowerModule
 
-__all__ = ["CLIPModule"]
+__all__ = ["CLIPModule", "NewTowerModule"]

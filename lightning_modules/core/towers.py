@@ -1,7 +1,12 @@
 """Two towers of a network: their fingerprints in any form in which it is loaded, and the features of locked ones."""
 
+from __future__ import annotations
+
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +16,55 @@ from torch.distributed.tensor import DTensor
 from ...common.errors import UserError
 from .trainers import datamodule_of
 
+SPACE = "space"
+"""Entry of checkpoints, exports and manifests of stores with a `Space`."""
 _TEXT_IN_CLIP = ("text_projection", "positional_embedding", "token_embedding.", "transformer.", "ln_final.")
 """Weights of the text tower in open_clip's class CLIP, which has them beside those of the image tower."""
+
+
+@dataclass(frozen=True)
+class Space:
+    """The joint space of a trained pair of towers, known by the fingerprints of both.
+
+    Features of different spaces cannot be compared: their cosines mean nothing. A tower that was trained into the space
+    of another pair has that pair's space.
+
+    Args:
+        name: name of the pair, for messages.
+        image: fingerprint of its image tower, `tower_digest_of`.
+        text: fingerprint of its text tower.
+    """
+
+    name: str
+    image: str
+    text: str
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any]) -> Space | None:
+        """Return the space that a checkpoint, an export or the manifest of a store names; None for one of its own."""
+        record = content.get(SPACE)
+        return None if record is None else cls(**record)
+
+    def as_dict(self) -> dict[str, str]:
+        """Return the fields as plain data."""
+        return dataclasses.asdict(self)
+
+    @property
+    def fingerprint(self) -> str:
+        """The first twelve digits of the SHA-256 of both fingerprints."""
+        return hashlib.sha256(f"{self.image}{self.text}".encode()).hexdigest()[:12]
+
+    def is_that_of(self, other: Space) -> bool:
+        """Return whether both are the same space."""
+        return (self.image, self.text) == (other.image, other.text)
+
+    def described(self) -> str:
+        """Return a sentence for a model card."""
+        return (
+            f"The embeddings belong to the space {self.fingerprint}, that of `{Path(self.name).name}` (SHA-256 of its "
+            f"image tower {self.image}, of its text tower {self.text}): compare them with embeddings of this space "
+            "only."
+        )
 
 
 def weights_digest(state: Iterable[tuple[str, Tensor]]) -> str:
@@ -44,20 +96,25 @@ def tower_digest_of(network: nn.Module, side: str) -> str | None:
     )
 
 
-def tower_digest(tower: nn.Module) -> str:
+def tower_digest(tower: nn.Module, whole: bool = False) -> str:
     """Return the fingerprint of what a tower has before its projection, if that trains, else of the whole tower.
 
-    Adapters, which are zero in a locked tower, do not count.
+    Adapters that are zero, as those of a locked tower, do not count.
+
+    Args:
+        tower: the tower.
+        whole: whether a projection that trains counts too.
     """
-    head = trained_head(tower)
+    head = None if whole else trained_head(tower)
     left_out = "" if head is None else f"{head[0]}."
+    counts = any(bool(tensor.any()) for name, tensor in tower.state_dict().items() if ".lora_B" in name)
     # Names without adapters, as `networks/clip/lora.py` makes them.
     plain = (
         (name.replace(".base_layer.", ".").replace("attn.in_proj.", "attn.in_proj_"), tensor)
         for name, tensor in tower.state_dict().items()
         if not (left_out and name.startswith(left_out))
     )
-    return weights_digest((name, tensor) for name, tensor in plain if ".lora_" not in name)
+    return weights_digest((name, tensor) for name, tensor in plain if counts or ".lora_" not in name)
 
 
 # Locked towers, of which a projection may train

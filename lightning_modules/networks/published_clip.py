@@ -23,12 +23,12 @@ from ...common.tokenizers import saved_tokenizer
 from ..core.checkpoints import is_checkpoint, is_folder, read_folder
 from ..core.frozen import Frozen, reads_weights
 from ..core.programs import padding_tokenizer
+from ..core.towers import SPACE, Space, tower_digest_of
 from .attention import set_clip_attention
 from .clip.files import CONFIG_NAME, folder_of, is_tag
 from .clip.models import build_model, model_config, preset_of
-from .clip.pair import TowerPair
 from .clip.preprocessing import preprocessing_of, preprocessing_of_training
-from .clip.shapes import Model, resolved
+from .clip.shapes import Model, resolved, text_prefix_of
 from .clip.text_encoder import EncoderTower
 from .clip.weights import load_pretrained, network_of_training
 
@@ -48,6 +48,7 @@ class PublishedCLIP(NamedTuple):
         model: its name.
         weights: the source of its weights.
         sha256: fingerprint of the weights.
+        space: the space of its embeddings; None without fingerprints, or for a network without separate towers.
     """
 
     network: Any  # CLIP, CustomTextCLIP or CoCa, which have no common type
@@ -56,6 +57,7 @@ class PublishedCLIP(NamedTuple):
     model: str
     weights: str
     sha256: str
+    space: Space | None = None
 
 
 @dataclass
@@ -103,7 +105,7 @@ def load_published(model: str | None, weights: str, digest: bool = True) -> Publ
     """
     folder = folder_of(weights) if reads_weights() else None
     path = Path(weights).expanduser()
-    trained = None if model is not None and folder is None else _training(path)
+    trained = None if model is not None and folder is None else training_of(path)
     if trained is not None:
         loaded = _of_training(trained, repr(weights))
         model = str(resolved(trained["hyper_parameters"]["model"]))
@@ -124,7 +126,18 @@ def load_published(model: str | None, weights: str, digest: bool = True) -> Publ
     set_clip_attention(network)
     frozen = Frozen(network)
     fingerprint = frozen.fingerprint() if digest else ""
-    return PublishedCLIP(network.eval(), loaded.preprocessing, loaded.tokenizer, str(model), weights, fingerprint)
+    space = Space.of(trained or {}) or (_own_space(network, f"{model} ({weights})") if digest else None)
+    return PublishedCLIP(
+        network.eval(), loaded.preprocessing, loaded.tokenizer, str(model), weights, fingerprint, space
+    )
+
+
+def _own_space(network: nn.Module, name: str) -> Space | None:
+    """Return the space of a pair that was trained together."""
+    if not reads_weights():
+        return None
+    image, text = (tower_digest_of(network, side) for side in ("image", "text"))
+    return None if image is None or text is None else Space(name, image, text)
 
 
 def _untrained(model: str) -> Loaded:
@@ -216,7 +229,7 @@ def _pair_from_file(name: str, path: Path) -> Loaded:
     return _of_training(content, repr(str(path)))
 
 
-def _training(path: Path) -> Mapping[str, Any] | None:
+def training_of(path: Path) -> Mapping[str, Any] | None:
     """Return the checkpoint of a pair of towers that was trained here, or its export in the same form; else None."""
     if is_checkpoint(path):
         content: Mapping[str, Any] = AtomicCheckpointIO().load_checkpoint(path)
@@ -225,10 +238,11 @@ def _training(path: Path) -> Mapping[str, Any] | None:
         return None
     config, state = read_folder(path)
     tokenizer = path / "tokenizer.json"
-    data = {"preprocessing": config.get("preprocessing")}
+    data: dict[str, Any] = {"preprocessing": config.get("preprocessing")}
     if tokenizer.is_file():
         data["tokenizer"] = tokenizer.read_text(encoding="utf-8")
-    return {"hyper_parameters": config["arguments"], "state_dict": state, "data": data}
+    content = {"hyper_parameters": config["arguments"], "state_dict": state, "data": data}
+    return content | ({SPACE: config[SPACE]} if config.get(SPACE) else {})
 
 
 def _of_training(content: Mapping[str, Any], source: str) -> Loaded:
@@ -242,8 +256,7 @@ def _of_training(content: Mapping[str, Any], source: str) -> Loaded:
     if text is None:
         raise UserError(f"Expected the tokenizer of the text tower in {source}, found none: export it with one.")
     encode = padding_tokenizer(text, network.context_length, network.text.pad_token_id)
-    prefix = name.text.prefix if isinstance(name, TowerPair) else ""
-    return Loaded(network, preprocessing, TowerTokenizer(encode, prefix))
+    return Loaded(network, preprocessing, TowerTokenizer(encode, text_prefix_of(name)))
 
 
 def _is_captioner(name: str) -> bool:

@@ -94,7 +94,7 @@ def test_yaml_is_yaml(page):
 
 def test_quoted_messages_exist():
     quoted = {message for text in PAGES.values() for message in re.findall(r'"(Expected (?!\.)[^"]*) \.\.\."', text)}
-    rooms = ("lightning_modules", "datamodules", "common")
+    rooms = ("lightning_modules", "datamodules", "commands", "common")
     source = "".join(file.read_text() for room in rooms for file in (ROOT / room).rglob("*.py"))
     assert len(quoted) >= 10
     assert not [message for message in quoted if message not in source]

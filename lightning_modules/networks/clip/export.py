@@ -11,10 +11,9 @@ from ...core.programs import LAYOUTS as PROGRAMS
 from .dual_encoder_layout import save_dual_encoder
 from .files import save_open_clip, save_vendor
 from .models import model_config
-from .pair import TowerPair
 from .preprocessing import preprocessing_of_training
 from .programs import export_towers
-from .shapes import resolved
+from .shapes import resolved, text_prefix_of
 from .text_encoder import EncoderTower
 from .transformers_layout import LAYOUT as TRANSFORMERS
 from .transformers_layout import save_transformers
@@ -54,7 +53,7 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
     note = ""
     if isinstance(network.text, EncoderTower):
         tokenizer, note = saved_tokenizer(content, model_config(name)["text_cfg"].get("hf_tokenizer_name"))
-        prefix = name.text.prefix if isinstance(name, TowerPair) else ""
+        prefix = text_prefix_of(name)
         if tokenizer is not None:
             tokenizer = with_prefix(tokenizer, prefix)
         elif prefix:

@@ -20,7 +20,8 @@ from ....common.clip_vocabulary import CLIP_VOCABULARY
 from ....common.errors import UserError
 from ....common.names import did_you_mean
 from ....common.preprocessing import Interpolation
-from .pair import TowerPair, config_of_pair, fit_projection
+from .new_tower import NewTower
+from .pair import TowerPair, config_of_image, config_of_pair, config_of_text, fit_projection
 from .shapes import Model, ModelShape, OpenClipConfig, resolved
 from .text_encoder import CONFIG, tower_of_config
 from .text_mixer import add_mixers
@@ -41,6 +42,9 @@ def _large(image_tower: str, image_size: int = 256, interpolation: Interpolation
 _S3, _S4 = _large("fastvit_mci3"), _large("fastvit_mci4")
 _L14 = _large("vit_large_patch14_clip_224", 224, "bicubic")
 _TIMM_B = ModelShape("vit_base_mci_224", 224, causal=True)
+
+_SMALLEST_TEXT = {"context_length": 2, "vocab_size": 4, "width": 8, "heads": 1, "layers": 1}
+"""A text tower of open_clip's in the place of one that is built here."""
 
 PRESETS = {
     "MobileCLIP-S0": ModelShape("fastvit_mci0", layers=4, mixers=True, projection_bias=False),
@@ -67,7 +71,7 @@ PRESETS = {
 def preset_of(model: Model) -> ModelShape | None:
     """Return the shape of a model of `PRESETS`, of a file or of given fields; None for open_clip's and for a pair."""
     shape = resolved(model)
-    if isinstance(shape, (OpenClipConfig, TowerPair)):
+    if isinstance(shape, (OpenClipConfig, TowerPair, NewTower)):
         return None
     return PRESETS.get(shape) if isinstance(shape, str) else shape
 
@@ -86,6 +90,9 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
     Raises:
         UserError: If there is no such model, or the configuration of its text encoder is not found.
     """
+    given = resolved(name)
+    if isinstance(given, NewTower):
+        return _with_new_tower(given, image_size, context_length)
     config = model_config(name, image_size, context_length)
     model = clip_of_config(config, nonscalar_logit_scale=True)
     preset = preset_of(name)
@@ -102,6 +109,50 @@ def build_model(name: Model, image_size: int | None = None, context_length: int 
     return model
 
 
+def _with_new_tower(given: NewTower, image_size: int | None, context_length: int | None) -> CustomTextCLIP:
+    """Build a trained pair, and put the new tower in the place of the one that it replaces."""
+    assert given.of is not None
+    kept_size = image_size if given.side == "text" else None
+    model = build_model(given.of, kept_size or given.image_size, given.max_tokens)
+    width = model_config(given)["embed_dim"]
+    tower: Any = build_new_tower(given, width, image_size, context_length)
+    if given.side == "image":
+        model.visual = tower
+        return model
+    model.text = tower
+    model.context_length = tower.context_length
+    model.vocab_size = tower.vocab_size
+    return model
+
+
+def build_new_tower(
+    given: NewTower, embed_dim: int, image_size: int | None = None, context_length: int | None = None
+) -> nn.Module:
+    """Build a new tower alone, with random weights.
+
+    Args:
+        given: its description.
+        embed_dim: embedding dimension of the pair.
+        image_size: side of the images of an image tower in pixels; None means its own.
+        context_length: largest number of tokens of a text tower; None means its own.
+
+    Raises:
+        UserError: If the configuration of a text encoder is not found, or it has fewer positions.
+    """
+    if given.text is not None:
+        config = config_of_text(given.text) | {"context_length": context_length}
+        return tower_of_config(config, embed_dim)
+    assert given.image is not None
+    config = config_of_image(given.image)
+    if image_size is not None:
+        config["image_size"] = image_size
+    tower: Any = CustomTextCLIP(embed_dim, config, _SMALLEST_TEXT).visual
+    fit_projection(tower)
+    if image_size is not None:
+        tower.set_input_size(image_size)
+    return tower
+
+
 def clip_of_config(config: Mapping[str, Any], **options: Any) -> CustomTextCLIP:
     """Build a pair of towers from open_clip's configuration.
 
@@ -114,7 +165,7 @@ def clip_of_config(config: Mapping[str, Any], **options: Any) -> CustomTextCLIP:
     if CONFIG not in text:
         return CustomTextCLIP(**config, **options)
     # open_clip's own tower of an encoder would read the hub; the smallest of its others stands in its place.
-    config["text_cfg"] = {"context_length": 2, "vocab_size": 4, "width": 8, "heads": 1, "layers": 1}
+    config["text_cfg"] = _SMALLEST_TEXT
     model = CustomTextCLIP(**config, **options)
     if isinstance(model.visual, TimmModel) and config["vision_cfg"].get("timm_pool") == "":
         fit_projection(model.visual)
@@ -138,7 +189,15 @@ def model_config(name: Model, image_size: int | None = None, context_length: int
     """
     preset = preset_of(name)
     model = resolved(name)
-    if isinstance(model, TowerPair):
+    if isinstance(model, NewTower):
+        assert model.of is not None
+        config = model_config(model.of, model.image_size, model.max_tokens)
+        if model.image is not None:
+            config["vision_cfg"] = config_of_image(model.image)
+            context_length = None  # the text tower is the pair's
+        if model.text is not None:
+            config["text_cfg"] = config_of_text(model.text)
+    elif isinstance(model, TowerPair):
         config = config_of_pair(model)
     else:
         config = _open_clips_config(model) if preset is None else _preset_config(preset)

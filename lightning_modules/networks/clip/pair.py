@@ -167,25 +167,35 @@ def completed_text(text: TextTower) -> TextTower:
 
 def config_of_pair(pair: TowerPair) -> dict[str, Any]:
     """Return open_clip's configuration of a pair."""
-    text = completed(pair).text
-    assert text.pooling is not None
     return {
         "embed_dim": pair.projection_dim,
-        "vision_cfg": {
-            "timm_model_name": pair.image.name,
-            "timm_model_pretrained": False,
-            "timm_pool": "",  # the network's own
-            "timm_proj": pair.image.projection,
-            "image_size": _pretrained_config(pair.image.name)["input_size"][-1],
-        },
-        "text_cfg": {
-            "hf_model_name": text.name,
-            "hf_tokenizer_name": text.tokenizer or text.name,
-            "hf_proj_type": text.projection,
-            "hf_pooler_type": OPEN_CLIP_POOLERS.get(text.pooling, text.pooling),
-            CONFIG: text.config,
-        },
+        "vision_cfg": config_of_image(pair.image),
+        "text_cfg": config_of_text(pair.text),
         "custom_text": True,
+    }
+
+
+def config_of_image(image: ImageTower) -> dict[str, Any]:
+    """Return the entry `vision_cfg` of open_clip's configuration for an image tower."""
+    return {
+        "timm_model_name": image.name,
+        "timm_model_pretrained": False,
+        "timm_pool": "",  # the network's own
+        "timm_proj": image.projection,
+        "image_size": _pretrained_config(image.name)["input_size"][-1],
+    }
+
+
+def config_of_text(given: TextTower) -> dict[str, Any]:
+    """Return the entry `text_cfg` of open_clip's configuration for a text tower."""
+    text = completed_text(given)
+    assert text.pooling is not None
+    return {
+        "hf_model_name": text.name,
+        "hf_tokenizer_name": text.tokenizer or text.name,
+        "hf_proj_type": text.projection,
+        "hf_pooler_type": OPEN_CLIP_POOLERS.get(text.pooling, text.pooling),
+        CONFIG: text.config,
     }
 
 

@@ -17,6 +17,7 @@ from ....common.ranges import COUNT, FINITE, POSITIVE, SettingsGroup
 from ...core.checkpoints import is_checkpoint
 from .files import CONFIG_NAME, WEIGHTS_NAME, folder_of, is_tag
 from .models import model_config, preset_of
+from .new_tower import NewTower
 from .pair import TowerPair, preprocessing_of_image_tower
 from .shapes import Model, resolved
 
@@ -53,7 +54,10 @@ def preprocessing_of(name: Model, image_size: int | None = None, tag: str | None
         UserError: As `build_model` does.
     """
     model = resolved(name)
-    if isinstance(model, TowerPair):
+    if isinstance(model, NewTower) and model.image is None:
+        assert model.of is not None
+        return preprocessing_of(model.of, image_size or model.image_size)
+    if isinstance(model, (TowerPair, NewTower)) and model.image is not None:
         return preprocessing_of_image_tower(model.image, image_size)
     size = image_size or model_config(name)["vision_cfg"]["image_size"]
     preset = preset_of(name)

@@ -22,7 +22,8 @@ from ....common.names import did_you_mean
 from ....common.preprocessing import Interpolation, Three
 from ....common.ranges import COUNT, FINITE, POSITIVE, Range, SettingsGroup
 from ...core.settings import settings
-from .pair import TowerPair, completed
+from .new_tower import NewTower
+from .pair import TextTower, TowerPair, completed
 from .text_encoder import with_config
 
 _ENDINGS = (".yaml", ".yml", ".json")
@@ -94,11 +95,11 @@ class OpenClipConfig(SettingsGroup, option="model"):
         return self.name
 
 
-Model = str | ModelShape | OpenClipConfig | TowerPair | Mapping[str, Any]
-"""A name, the path of a YAML or JSON file with the fields of one of the three classes, or these fields."""
+Model = str | ModelShape | OpenClipConfig | TowerPair | NewTower | Mapping[str, Any]
+"""A name, the path of a YAML or JSON file with the fields of one of the four classes, or these fields."""
 
 
-def resolved(model: Model) -> str | ModelShape | OpenClipConfig | TowerPair:
+def resolved(model: Model) -> str | ModelShape | OpenClipConfig | TowerPair | NewTower:
     """Return a name unchanged, and a path or fields as what they describe.
 
     A model with a text encoder of transformers has the encoder's configuration, and so depends on no file.
@@ -108,6 +109,8 @@ def resolved(model: Model) -> str | ModelShape | OpenClipConfig | TowerPair:
     """
     if isinstance(model, TowerPair):
         return completed(model)
+    if isinstance(model, NewTower):
+        return model.completed()
     if isinstance(model, str) and not model.endswith(_ENDINGS):
         return _with_encoder(model)
     if not isinstance(model, (str, Mapping)):
@@ -116,11 +119,27 @@ def resolved(model: Model) -> str | ModelShape | OpenClipConfig | TowerPair:
     source = repr(model) if isinstance(model, str) else "the model's shape"
     if "config" in fields:
         return settings(OpenClipConfig, fields)
+    if "of" in fields:
+        return settings(NewTower, fields).completed()
     if {"image", "text"} & fields.keys():
         return completed(settings(TowerPair, fields))
     if "image_tower" not in fields:
         raise UserError(f"Expected an image_tower in {source}, got none: name one of timm's, such as fastvit_mci0.")
     return settings(ModelShape, fields)
+
+
+def text_tower_of(model: Model) -> TextTower | None:
+    """Return the description of a text tower of one's own, with its prefix; None for other models."""
+    given = resolved(model)
+    if isinstance(given, NewTower) and given.text is None:
+        return None if given.of is None else text_tower_of(given.of)
+    return given.text if isinstance(given, (TowerPair, NewTower)) else None
+
+
+def text_prefix_of(model: Model) -> str:
+    """Return the text that a model expects before each text; mostly empty."""
+    text = text_tower_of(model)
+    return "" if text is None else text.prefix
 
 
 def _with_encoder(name: str) -> str | OpenClipConfig:

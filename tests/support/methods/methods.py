@@ -14,7 +14,7 @@ import torch
 from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
 from support.methods.captioning import caption_data, caption_module, write_data
 from support.methods.classifier import shape_classes, tiny_classifier
-from support.methods.clip import LENGTH, SIZE, WORDS, add_clip
+from support.methods.clip import LENGTH, SIZE, WORDS, add_clip, randomized
 from support.methods.cocord import HEADS, teacher_file
 from support.methods.encoders import write_encoder, write_tokenizer
 from support.methods.groups import merged
@@ -31,7 +31,7 @@ from vlightning.datamodules import (
     ShapesDataModule,
     ShapesVQADataModule,
 )
-from vlightning.lightning_modules import CLIPModule, CoCoRDModule, MobileCLIPModule, VQAModule
+from vlightning.lightning_modules import CLIPModule, CoCoRDModule, MobileCLIPModule, NewTowerModule, VQAModule
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -137,6 +137,29 @@ def towers(folder, seed, **data):
     return module, ShapesDataModule(**ROWS | {"max_tokens": 16, "image_size": 32} | data)
 
 
+def new_tower(folder, seed, model, **data):
+    torch.manual_seed(seed)
+    module = NewTowerModule(
+        model,
+        {"weights": f"{folder}/pair"},
+        max_tokens=16,
+        vision={"image_size": 32},
+        loss={"contrast": 0.5, "prefixes": [4], "int8": True},
+        memory={"micro_batch_size": 3},
+    )
+    return module, ShapesDataModule(**ROWS | {"max_tokens": 16, "image_size": 32} | data)
+
+
+def new_text(folder, seed, **data):
+    """A BERT in the space of a pair of towers."""
+    return new_tower(folder, seed, {"text": {"name": f"{folder}/encoder", "prefix": "a photo of "}}, **data)
+
+
+def new_image(folder, seed, **data):
+    """An image network in the space of a pair of towers, of another size than the pair's images."""
+    return new_tower(folder, seed, {"image": {"name": "test_efficientnet", "weights": "random"}}, **data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -158,6 +181,18 @@ def _captions(folder):
 def _encoder(folder):
     texts = ["a photo of a red circle above a blue square", "a green ring", "a yellow triangle left of it"]
     return write_tokenizer(write_encoder(folder / "encoder"), texts)
+
+
+def _pair(folder):
+    """A pair of towers as an export, and the folder of another text encoder with the same words."""
+    name = _encoder(folder)
+    torch.manual_seed(3)
+    image = {"name": "test_efficientnet", "weights": "random"}
+    pair = {"image": image, "text": {"name": name, "weights": "random"}, "projection_dim": 8}
+    module = CLIPModule(pair, max_tokens=16, vision={"image_size": 48})
+    randomized(module.student, scale=2.0)
+    module.save_pretrained(folder / "pair")
+    return str(folder)
 
 
 class Method(NamedTuple):
@@ -216,6 +251,10 @@ OTHERS = {
         lambda folder: write_published(folder / "published"), adapters, ("student.visual.", "student.text.")
     ),
     "towers": Method(_encoder, towers, ("student.visual.head.proj", "student.text.transformer.embeddings")),
+    "new_text": Method(
+        _pair, new_text, ("student.text.proj", "student.text.transformer.embeddings"), ("predecessor.",)
+    ),
+    "new_image": Method(_pair, new_image, ("student.visual.head.proj", "student.visual.trunk."), ("predecessor.",)),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }

@@ -24,7 +24,7 @@ from support.methods.reinforcement import write_pairs
 from support.runs.recipes import CLASSES, MODELS
 from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules.text.tokenizers import train_wordpiece
-from vlightning.lightning_modules import ALBEFModule, SHReModule
+from vlightning.lightning_modules import ALBEFModule, CLIPModule, SHReModule
 from vlightning.lightning_modules.networks.classifiers import build_classifier, public_network
 
 TRAINED, EVALUATED = 20, 6  # images of a split
@@ -219,6 +219,11 @@ def _write_networks(folder):
     torch.manual_seed(0)
     write_clip(folder / "clip.safetensors")
     write_tokenizer(write_encoder(folder / "text_encoder", max_position_embeddings=64))
+    pair = {"image": {"name": "test_efficientnet", "weights": "random"}, "projection_dim": 8}
+    pair["text"] = {"name": str(folder / "text_encoder"), "weights": "random"}
+    CLIPModule(pair, max_tokens=64, vision={"image_size": SIZE}).save_pretrained(folder / "exported/old")
+    rows = "".join(f"{caption(number)},{caption(number, 1)}\n" for number in range(20))
+    (folder / "parallel.csv").write_text(f"old,new\n{rows}")
     (folder / "coca").mkdir()
     look = {"size": SIZE, "mean": [0.5, 0.5, 0.5], "interpolation": "bicubic"}
     (folder / "coca/open_clip_config.json").write_text(

@@ -78,6 +78,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "generation.max_new_tokens": 4,
     },
     "MobileCLIPModule": {},
+    "NewTowerModule": {},
     "ReinforcementModule": {"captioner.init_args.length": 6},
     "SHReModule": {
         "vision.width": 16,
@@ -110,6 +111,7 @@ SWAPPED = {
     "beitv2_base_patch16_224_pt1k.pth": "test_vit.pth",
     "IMAGENET1K_V1": "imagenet_{teacher}.pth",
     "tf_efficientnet_lite0": "test_efficientnet",
+    "mobilenetv3_small_100": "test_efficientnet",
     "sentence-transformers/all-MiniLM-L6-v2": "text_encoder",
     "coca_ViT-L-14": "coca",
     "mscoco_finetuned_laion2b_s13b_b90k": "coca",
@@ -338,7 +340,8 @@ def _replace(config: Any, subcommand: str) -> None:
     if kind == "MobileCLIPModule" and arguments.teacher.dims is None:
         arguments.teacher.dims = DIMS  # in place of DataCompDR's
     _swap(model)
-    if kind == "CLIPModule" and hasattr(arguments.model, "image"):  # timm's weights would be downloaded
+    # timm's weights would be downloaded.
+    if kind in ("CLIPModule", "NewTowerModule") and getattr(arguments.model, "image", None) is not None:
         arguments.model.image.weights = "random"
     # The side on which their encoder is trained.
     side = SIZE if kind in ("SHReModule", "SHReImageClassifierModule") else None

@@ -1,0 +1,314 @@
+"""A new text or image tower, trained into the space of a trained pair, so that an index of the pair stays in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+from open_clip import CustomTextCLIP
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, gather, missing_callbacks, rank
+from ...common.errors import UserError
+from ...common.ranges import COUNT, NOT_NEGATIVE, SettingsGroup
+from ..base.example_batch import pair_batch
+from ..base.two_towers import TwoTowers
+from ..core.memory import MemorySettings, in_slices, kept_statistics, one_update
+from ..core.precision import unit
+from ..core.settings import plain
+from ..core.towers import locked_towers
+from ..evaluation.protocol import Batch
+from ..evaluation.retrieval import RetrievalEvaluation
+from ..losses.contrast import pair_ids
+from ..losses.new_tower import TowerFeatures, new_tower_losses
+from ..networks.clip.models import build_model, model_config
+from ..networks.clip.new_tower import TOWERS, NewTower
+from ..networks.clip.pair import image_state, sourced, text_state
+from ..networks.clip.preprocessing import ImageSettings, preprocessing_with, training_normalization
+from ..networks.published_clip import Tokenizer
+from ..optim.configure import LRSchedulerCallable, OptimizerCallable
+from ..optim.optimizers import adamw
+from ..optim.schedules import Schedule, WarmupCosine
+from .predecessor import TEACHER_IDS, Predecessor, PredecessorSettings, with_predecessor
+from .settings import OptimSettings
+from .tower_export import DESCRIPTION, LAYOUT, export_tower
+
+CLIP_TOKENS = 77
+"""Number of tokens of a text of CLIP's."""
+LEARNING_RATE = 1e-4
+"""Peak learning rate without a given one, that of a trained encoder with a new projection (as in two_towers.yaml)."""
+
+
+@dataclass(frozen=True)
+class NewTowerLossSettings(SettingsGroup, option="loss"):
+    """The losses of a new tower, which are weighted and added up; see `losses/new_tower.py`.
+
+    Args:
+        feature: weight of the feature distillation, 1 - cosine of the new and the old feature of a row.
+        similarity: weight of the similarity distillation, the divergence of MobileCLIP's reinforced loss.
+        contrast: weight of the contrast with the partners of the rows.
+        prefixes: lengths of prefixes of the features that are trained beside them (Matryoshka), such as 256, 128 and
+            64.
+        int8: whether the similarities are computed from features as an int8 index stores them.
+        mask_same_image: whether, in the contrast, other pairs of the same image are not negatives.
+        mask_same_text: whether, in the contrast, other pairs of the same text are not negatives.
+
+    Raises:
+        UserError: If all weights are 0.
+    """
+
+    feature: Annotated[float, NOT_NEGATIVE] = 1.0
+    similarity: Annotated[float, NOT_NEGATIVE] = 1.0
+    contrast: Annotated[float, NOT_NEGATIVE] = 0.0
+    prefixes: Annotated[list[int] | None, COUNT] = None
+    int8: bool = False
+    mask_same_image: bool = True
+    mask_same_text: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.feature + self.similarity + self.contrast:
+            raise UserError(
+                "Expected a loss of a new tower, got 0 as loss.feature, loss.similarity and loss.contrast: give one of "
+                "them a weight."
+            )
+
+
+class NewTowerModule(TwoTowers):
+    """Training of one new tower against a frozen pair, of which it replaces one.
+
+    A new text tower learns from parallel texts alone (`ParallelTextDataModule`): the text that it reads, and the text
+    that the pair reads. It, and a new image tower, also learn from pairs of images and texts (`ImageTextDataModule`).
+    The partner, with which features are compared, is the pair's other tower where the batch has its inputs, else the
+    replaced tower itself.
+
+    `student` is the pair with the new tower: its other tower is the pair's, frozen, so that evaluation, prediction,
+    stores and exports are those of any pair. It has the pair's space, which checkpoints and exports name.
+
+    Args:
+        model: the new tower: `text`, an encoder of transformers (see `TextTower`), or `image`, a network of timm (see
+            `ImageTower`).
+        predecessor: the trained pair; see `PredecessorSettings`.
+        max_tokens: number of tokens of a new tower's texts, at most; the pair's is its own.
+        match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
+        vision: see `ImageSettings`.
+        loss: see `NewTowerLossSettings`.
+        optim: see `OptimSettings`; the default peak rate is 1e-4.
+        memory: see `MemorySettings`.
+        optimizer: replaces AdamW.
+        lr_scheduler: replaces the schedule.
+
+    Raises:
+        UserError: If settings do not fit together, or the pair or the tower is unknown.
+    """
+
+    vision: ImageSettings
+    loss: NewTowerLossSettings
+    predecessor_settings: PredecessorSettings
+    optim: OptimSettings
+    memory: MemorySettings
+    model: NewTower
+
+    def __init__(
+        self,
+        model: NewTower,
+        predecessor: PredecessorSettings = PredecessorSettings(),
+        max_tokens: Annotated[int, COUNT] = 77,
+        match_equal_texts: bool | None = None,
+        vision: ImageSettings = ImageSettings(),
+        loss: NewTowerLossSettings = NewTowerLossSettings(),
+        optim: OptimSettings = OptimSettings(),
+        memory: MemorySettings = MemorySettings(),
+        optimizer: OptimizerCallable | None = None,
+        lr_scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__(optimizer, lr_scheduler)
+        self.take_arguments(locals(), predecessor="predecessor_settings")
+        self.model = with_predecessor(self.model, self.predecessor_settings)
+        self.hparams.update(plain({"model": self.model}))  # not a folder: a checkpoint needs no other file
+        self.max_tokens = max_tokens if self.model.side == "text" else self.model.max_tokens or CLIP_TOKENS
+        width = model_config(self.model)["embed_dim"]
+        if longest := [length for length in self.loss.prefixes or () if length >= width]:
+            raise UserError(
+                f"Expected lengths below {width}, the embedding dimension of the pair, as loss.prefixes, got "
+                f"{longest[0]}: leave it out."
+            )
+        self.student = self._build()
+        self.predecessor = Predecessor(self.predecessor_settings, self.model)
+        self.evaluation = RetrievalEvaluation(match_equal_texts)
+        self.train()
+
+    def _build(self) -> CustomTextCLIP:
+        network = build_model(self.model, self.vision.image_size, self.max_tokens)
+        network.logit_bias = None
+        network.requires_grad_(False)
+        self._new_tower_of(network).requires_grad_(True)
+        return network
+
+    def _new_tower_of(self, network: Any) -> nn.Module:
+        tower: nn.Module = getattr(network, TOWERS[self.model.side])
+        return tower
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the weighted sum of the losses of a batch."""
+        if "input_ids" in batch:
+            self.check_texts(batch["input_ids"])
+        old = self.predecessor.features(batch)
+        new = self._new_features(batch)
+        partner = self._partner_features(batch)
+        if partner is None:  # texts alone: the old tower's are what the new ones are compared with
+            partner = old
+        features = TowerFeatures(
+            new, old, partner, gather(new, True), gather(old), gather(partner), self.predecessor.scale
+        )
+        loss = self.loss
+        asked = loss.contrast > 0
+        ids = pair_ids(batch, loss.mask_same_image, loss.mask_same_text) if asked else None
+        losses = new_tower_losses(
+            features, loss.prefixes or (), loss.int8, rank() * len(new), self.memory.loss_rows, asked, ids
+        )
+        total = loss.feature * losses.feature + loss.similarity * losses.similarity + loss.contrast * losses.contrast
+        self.log("train/loss", total.detach(), prog_bar=True)
+        self.log("train/feature", losses.feature.detach())
+        self.log("train/similarity", losses.similarity.detach())
+        if asked:
+            self.log("train/contrast", losses.contrast.detach())
+        return total
+
+    def _new_features(self, batch: Batch) -> Tensor:
+        """Return the unit-length features [b, d] by the new tower, with gradient."""
+        encode = self.student.encode_text if self.model.side == "text" else self.student.encode_image
+        inputs = batch["input_ids"] if self.model.side == "text" else batch["image"]
+        size = self.memory.micro_batch_size
+
+        def encoded(rows: Tensor) -> tuple[Tensor]:
+            return (unit(encode(rows)),)
+
+        with nullcontext() if size is None else one_update(self.student):
+            (features,) = in_slices(encoded, size, inputs, again=lambda: kept_statistics(self.student))
+        return features
+
+    @torch.no_grad()
+    def _partner_features(self, batch: Batch) -> Tensor | None:
+        """Return the unit-length features [b, d] of the pair's other tower, or of a store; None without its inputs."""
+        if self.model.side == "image":
+            texts = batch["text_features"] if "text_features" in batch else batch["input_ids"]
+            return self.encode_texts(texts, batch["attention_mask"])
+        images = batch.get("image_features", batch.get("image"))
+        return None if images is None else self.encode_images(images)[0]
+
+    def train(self, mode: bool = True) -> NewTowerModule:
+        """Set the mode of the new tower; the pair's other tower stays in eval mode."""
+        super().train(mode)
+        new = self._new_tower_of(self.student)
+        for tower in (self.student.visual, self.student.text):
+            tower.train(mode and tower is new)
+        return self
+
+    # Overrides of Method
+
+    def setup(self, stage: str) -> None:
+        """Load the pair for a training, whose images it gets converted."""
+        if stage == "fit":
+            self._load_predecessor()
+            self.predecessor.check_stored(getattr(self.datamodule, "stored_teacher", None))
+            self.predecessor.receive(training_normalization(self.datamodule, self.model, self.vision))
+        super().setup(stage)
+
+    def _load_predecessor(self) -> None:
+        self.predecessor.load()
+        self.space = self.predecessor.space or self.space
+
+    def evaluates_initial_weights(self) -> bool:
+        """Return True: the weights of the pair and of the new tower are evaluated without a checkpoint."""
+        return True
+
+    def load_initial_weights(self) -> None:
+        """Load the pair's other tower, and the weights of the new tower."""
+        self._load_predecessor()
+        model = self.model
+        if model.text is not None:
+            state, option = text_state(self.student.text, model.text), "text"
+        else:
+            assert model.image is not None
+            state, option = image_state(self.student.visual, model.image), "image"
+        self.student.load_state_dict(self.predecessor.kept, strict=False)
+        self._new_tower_of(self.student).load_state_dict(state)
+        space = "" if self.space is None else f" {self.space.fingerprint}"
+        rank_zero_info(
+            f"The new {option} tower is {sourced(model.tower)}; it is trained into the space{space} of "
+            f"{self.predecessor_settings.weights!r}."
+        )
+
+    def initial_preprocessing(self) -> dict[str, Any] | None:
+        """Return the preprocessing of the new image tower, or of the pair's."""
+        if self.model.side == "image":
+            return preprocessing_with(self.model, self.vision).as_dict()
+        self._load_predecessor()
+        pair = self.predecessor.preprocessing
+        return None if pair is None else pair.as_dict()
+
+    def expected_image_size(self) -> int:
+        """Return the argument `vision.image_size`, else the pair's or the new tower's side of images in pixels."""
+        kept = self.model.image_size if self.model.side == "text" else None
+        return self.vision.image_size or kept or super().expected_image_size()
+
+    @property
+    def teacher_tokenizers(self) -> Mapping[str, Tokenizer]:
+        """The tokenizer of the text tower that is replaced, by the name of its ids in a batch."""
+        tokenizer = self.predecessor.tokenizer
+        return {TEACHER_IDS: tokenizer} if tokenizer is not None and self.model.side == "text" else {}
+
+    @property
+    def locked_towers(self) -> list[str]:
+        """The pair's other tower: its features may come from a store."""
+        return locked_towers(self.student)
+
+    def sharded_networks(self) -> list[nn.Module]:
+        """Return the student and the tower that is replaced."""
+        return [self.student, *([self.predecessor.network] if self.predecessor.loaded else [])]
+
+    def configure_callbacks(self) -> list[Callback]:
+        """Add seeds and the writer of predictions, if they are missing."""
+        needed = (StepSeedCallback(), RetrievalPredictionWriter())
+        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+
+    @property
+    def learning_rate(self) -> float:
+        """The peak learning rate."""
+        return self.optim.learning_rate or LEARNING_RATE
+
+    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
+        """Return AdamW."""
+        return adamw(groups, self.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
+
+    def paper_schedule(self) -> Schedule:
+        """Return a linear warm-up and half a cosine to 0."""
+        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
+
+    def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return texts, or pairs of images and texts, with the shapes of a training, for `vlightning plan`."""
+        batch = pair_batch(self, rows, data)
+        if "old_column" in data:  # parallel texts
+            del batch["image"]
+        if self.model.side == "text":
+            length = self.predecessor.text_length
+            batch[TEACHER_IDS] = torch.zeros(rows, length, dtype=torch.long)
+        return batch
+
+    @classmethod
+    def layouts(cls) -> dict[str, str]:
+        """Return the description of each layout of an export; the first is the default of `vlightning export`."""
+        return super().layouts() | {LAYOUT: DESCRIPTION}
+
+    @classmethod
+    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+        """Write the pair of a checkpoint in a layout, or the new tower alone."""
+        if layout == LAYOUT:
+            return export_tower(content, source, target)
+        return super().write_layout(content, source, target, layout)
