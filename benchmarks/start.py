@@ -1,7 +1,8 @@
-"""Rows per second of a first start on a list of pairs, by format, beside those of a reader of single rows.
+"""Rows per second of a first start on a list of pairs, by format, beside a reader of single rows; or on tar files.
 
     python benchmarks/start.py
     python benchmarks/start.py --rows 1000000
+    python benchmarks/start.py --tars 1200 --samples 10000
 
 A list of pairs with captions of 12 words and ids is written in each format. "before" is the reader of single rows with
 `datasets.Dataset.from_generator`, on at most `--rows-before` rows; "after" opens the list as a datamodule does: it is
@@ -9,12 +10,18 @@ read in blocks, checked by column, and written to an Arrow file. Its parts are p
 the table with its ids, all texts (as for a tokenizer's training), the rows of each image (as for an evaluation), and a
 later start, which finds the file. Times are CPU seconds of one thread, so that other processes on the machine change
 them little.
+
+With `--tars` so many tar files of reinforced pairs are indexed: each is the same sparse file, under another name, whose
+members have headers and no content, so that reading the disk takes no time. Printed are seconds of a first and a
+later start, in CPU time of all processes and on the clock, beside the reader of the library on one file.
 """
 
 import argparse
 import csv
 import json
 import random
+import resource
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +36,9 @@ from vlightning.datamodules.base.decode import MAX_PIXELS
 from vlightning.datamodules.reading.layout import RECORD
 from vlightning.datamodules.reading.lists import read_list
 from vlightning.datamodules.reading.open import Opening
+from vlightning.datamodules.reading.shards import Shards
 from vlightning.datamodules.reading.table import PairTable
+from vlightning.datamodules.reading.tar import sample_spans
 
 FORMATS = ("json", "jsonl", "csv")
 WORDS = ("a", "the", "dog", "cat", "runs", "over", "big", "small", "house", "tree", "red", "blue", "on", "photo", "man")
@@ -74,7 +83,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rows-before", type=int, default=100_000)
+    parser.add_argument("--tars", type=int, help="number of tar files, in place of lists")
+    parser.add_argument("--samples", type=int, default=10_000, help="of a tar file")
     given = parser.parse_args()
+    if given.tars:
+        measure_tars(given.tars, given.samples)
+        return
     pa.set_cpu_count(1)
     datasets.disable_progress_bars()
     print(f"{'':<8}{'before':>12}{'after':>12}{'':>8}{'read':>8}{'table':>8}{'texts':>8}{'images':>8}{'later':>8}")
@@ -109,6 +123,51 @@ def opened_table(source: Any) -> PairTable:
     table = PairTable([source], MAX_PIXELS)
     table.image_id(0)
     return table
+
+
+MEMBERS = {"jpg": 30_000, "txt": 60, "syn.json": 400, "paug.json": 1_500, "json": 80, "npz": 122_880}
+"""Sizes of the members of a reinforced pair, bytes: 40 embeddings of 1536 dimensions in 16 bits."""
+
+
+def write_sparse_tar(file: Path, samples: int) -> None:
+    """Write a tar file whose members are holes."""
+    with file.open("wb") as content:
+        for sample in range(samples):
+            for kind, size in MEMBERS.items():
+                header = tarfile.TarInfo(f"{sample:08d}.{kind}")
+                header.size = size
+                content.write(header.tobuf(tarfile.USTAR_FORMAT))
+                content.seek(-(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE, 1)
+        content.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+def measure_tars(tars: int, samples: int) -> None:
+    """Print the seconds of a first and a later start on tar files."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write_sparse_tar(folder / "first.tar", samples)
+        files = [folder / f"{number:05d}.tar" for number in range(tars)]
+        for file in files:
+            file.hardlink_to(folder / "first.tar")
+        _, library = timed(lambda: sum(1 for _ in sample_spans(str(folder / "first.tar"))))
+        print(f"reader of the library: {samples / library:,.0f} samples/s on one core")
+        for name in ("first", "later"):
+            clock, cpu = time.perf_counter(), cpu_seconds()
+            shards = Shards([str(file) for file in files], folder / "cache")
+            random.Random(0).shuffle(order := list(range(0, len(shards), max(len(shards) // 1000, 1))))
+            located = [shards.key(sample) for sample in order[:256]]
+            clock, cpu = time.perf_counter() - clock, cpu_seconds() - cpu
+            print(
+                f"{name} start: {len(shards):,} samples in {tars:,} files, {cpu:.1f} s of CPU "
+                f"({len(shards) / cpu:,.0f} samples/s), {clock:.1f} s on the clock, a batch of {len(located)}",
+                flush=True,
+            )
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of those that it has waited for."""
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 if __name__ == "__main__":
