@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -82,15 +81,11 @@ class CaptionRows(Generic[Table]):
         """Return the rows of the captions of each image, in the order of the first rows."""
         if len(self) == len(self.table):
             return self.table.images()
-        groups = self.table.images()
-        images = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
-        starts = np.concatenate([[0], self._ends])
-        counts = starts[images + 1] - starts[images]
-        ends = np.cumsum(counts)
-        rows = (np.repeat(starts[images] - (ends - counts), counts) + np.arange(len(self))).tolist()
-        last = np.cumsum(np.fromiter(map(len, groups), np.int64)) - 1  # of the images of a group
-        bounds = [0, *ends[last].tolist()]
-        return [rows[start:end] for start, end in itertools.pairwise(bounds)]
+        starts = np.concatenate([[0], self._ends]).tolist()
+        return [
+            [row for image in images for row in range(starts[image], starts[image + 1])]
+            for images in self.table.images()
+        ]
 
     def texts(self) -> Iterator[str]:
         """Yield all captions of rows without a fault."""
