@@ -32,7 +32,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -228,17 +228,17 @@ def measure_fit(config: str) -> None:
             if not result.exists():
                 raise SystemExit(done.stderr[-3000:])
             found[way] = json.loads(result.read_text()) | {"said": done.stderr}
-    imports: Counter[str] = Counter()
+    imports: defaultdict[str, float] = defaultdict(float)
     for own, name in re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", found["plain"]["said"], re.M):
         imports[package_of(name.partition(".")[0])] += int(own) / 1e6
-    running: Counter[str] = Counter()
+    running: defaultdict[str, float] = defaultdict(float)
     for file, seconds in found["profile"]["files"].items():
         inside = file.rpartition("site-packages/")[2] if "site-packages/" in file else ""
         name = "vlightning" if file.startswith(root) else inside.partition("/")[0].removesuffix(".py")
         running[package_of(name) if "importlib" not in file else ""] += seconds
     running.pop("", None)
-    rest = max(found["plain"]["cpu"] - imports.total(), 0.0)
-    scale = rest / running.total()
+    rest = max(found["plain"]["cpu"] - sum(imports.values()), 0.0)
+    scale = rest / sum(running.values())
     print(f"until the first step of {config}: {found['plain']['cpu']:.1f} s of CPU")
     print(f"{'seconds':<16}{'imports':>10}{'running':>10}{'all':>10}")
     for name in [*PACKAGES, "others"]:

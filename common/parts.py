@@ -2,15 +2,16 @@
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .errors import UserError
 
 
-class Part(NamedTuple):
+@dataclass(frozen=True)
+class Part:
     """One of several parts of a list of shards.
 
-    Attributes:
+    Args:
         index: Number of the part, from 0.
         count: Number of parts.
     """

@@ -164,7 +164,7 @@ def test_the_scan_of_headers_finds_what_the_reader_of_the_library_finds(members,
         lambda content: content[:700],
         lambda content: b"!" + content[1:],
         lambda content: content[:124] + b"-0000000001" + content[135:],
-        lambda content: content[:1024] + b"!" + content[1025:],
+        lambda content: content[:1536] + b"!" + content[1537:],
     ],
 )
 def test_the_scan_leaves_damaged_files_to_the_reader_of_the_library(tmp_path, change):
