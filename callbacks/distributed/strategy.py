@@ -306,9 +306,9 @@ def check_strategy(strategy: Any) -> None:
         UserError: For FSDP1, which runs on CUDA only and wraps the module as a whole, and for an unknown name.
     """
     name = str(strategy.get("class_path", "") if hasattr(strategy, "get") else strategy)
-    if name.rpartition(".")[2].lower().startswith("fsdp"):
+    if (last := name.rpartition(".")[2]).lower().removeprefix("ray").startswith("fsdp"):
         raise UserError(
-            "Expected a strategy that this project supports, got FSDP1 (FSDPStrategy), which needs CUDA and wraps the "
+            f"Expected a strategy that this project supports, got FSDP1 ({last}), which needs CUDA and wraps the "
             "module as a whole: use FSDP2 with --config configs/strategy/fsdp.yaml (ModelParallelStrategy)."
         )
     strategies = ["auto", *StrategyRegistry.available_strategies()]

@@ -194,7 +194,10 @@ class ReinforcementWriter(CheckedArguments, BasePredictionWriter):
         data = _data(trainer)
         missing = [number for number in range(data.shards) if not data.shard_path(number).is_file()]
         if missing:  # a run of some batches only
-            rank_zero_warn(f"{len(missing)} of {data.shards} shards are missing: the same command makes them.")
+            rank_zero_warn(
+                f"{len(missing)} of {data.shards} shards are missing: the same command, or those of other parts, make "
+                "them."
+            )
             return
         samples = 0
         causes = Counter[str]()

@@ -17,9 +17,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from ...common.errors import UserError
 from ...common.messages import say
 from ...common.names import did_you_mean
+from .jobs import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from .listing import PACKAGE_ROOT
 from .saved_run import SavedRun, best_of, last_saved, newest_checkpoint, resolved, step_of
-from .slurm_job import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from .typed_values import Typed, at
 
 # Pass the run folder and the checkpoint of the first process to the processes that Lightning's DDP launcher starts.
@@ -63,11 +63,11 @@ def claimed(config: Any, name: str, typed: Typed, saved: SavedRun | None) -> Ite
     The folder is the same for any logger, for several, and for none. The folder of all runs is the logger's `save_dir`
     if it is given, or else `default_root_dir`.
 
-    A new run gets the next free `version_<n>`. Under SLURM a `fit` gets `slurm_<job id>`, so that a requeued job finds
-    its folder and continues in it. An evaluation of a checkpoint in a run folder gets `<run folder>_<subcommand>_<n>`.
-    `default_root_dir` is the same folder, since Lightning writes and reads the checkpoints of a requeue
-    (`hpc_ckpt_<n>.ckpt`) there for any subcommand. On exit, a new folder is removed if it is empty, or if the run
-    failed before its first batch.
+    A new run gets the next free `version_<n>`. Under SLURM a `fit` gets `slurm_<job id>`, and elsewhere the name in
+    `VLIGHTNING_JOB` if there is one, so that a job that is started again finds its folder and continues in it. An
+    evaluation of a checkpoint in a run folder gets `<run folder>_<subcommand>_<n>`. `default_root_dir` is the same
+    folder, since Lightning writes and reads the checkpoints of a requeue (`hpc_ckpt_<n>.ckpt`) there for any
+    subcommand. On exit, a new folder is removed if it is empty, or if the run failed before its first batch.
 
     Yields:
         A function to call after the first batch.

@@ -46,6 +46,7 @@ def parser_of_embed() -> argparse.ArgumentParser:
     add("--of", nargs="+", choices=("images", "texts"), help="by default both, or those of locked towers")
     add("--seed", type=int, help="of the augmented views; by default seed_everything of the config, or 0")
     add("--shard_size", type=int, default=1000, help="rows of a file, which a killed process repeats at most; 1000")
+    add("--part", help="i/n: the shards of part i, from 0, of n, for commands that start apart; by default all")
     add("--batch_size", type=int, default=64, help="images, or texts, in a pass of a tower; 64")
     add("--num_workers", type=int, default=2, help="loader workers of a process; 2")
     add("--accelerator", default="auto", help="cpu, cuda, ...; by default what there is")

@@ -10,7 +10,7 @@ from lightning.fabric import Fabric
 
 from ...callbacks.distributed.collectives import rank, world_size
 from ...common.errors import UserError
-from ...common.files import clear_leftovers
+from ...common.files import UNFINISHED, clear_leftovers
 from ...common.manifest import (
     MANIFEST,
     byte_size,
@@ -20,6 +20,7 @@ from ...common.manifest import (
     write_manifest,
 )
 from ...common.messages import say, warn
+from ...common.parts import Part, parse_part
 from ...common.shown import shown
 from ...datamodules.stores.shards import Shard, caption_count, counted, finished_shards, shard_path
 from .passes import embed
@@ -41,6 +42,7 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
     for name, least in (("views", 0), ("shard_size", 1), ("batch_size", 1), ("num_workers", 0)):
         if getattr(typed, name) < least:
             raise UserError(f"Expected at least {least} after --{name}, got {getattr(typed, name)}: increase it.")
+    part = parse_part(typed.part, "--part")
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
     fabric = Fabric(
         accelerator=typed.accelerator,
@@ -60,7 +62,7 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
     if problem := fabric.broadcast(problem):
         raise problem
     finished = fabric.broadcast(finished_shards(prepared.folder, prepared.shards))
-    missing = [number for number in range(prepared.shards) if number not in finished]
+    missing = [number for number in part.of(range(prepared.shards)) if number not in finished]
     if missing and rank() == 0:
         rows = sum(len(prepared.rows(number)) for number in missing)
         say(f"Embedding {rows:,} of {len(prepared.table):,} rows.")
@@ -69,7 +71,7 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
     problem, said = (None, "")
     if rank() == 0:
         try:
-            said = _finish(prepared)
+            said = _finish(prepared, part)
         except UserError as error:
             problem = error
     if problem := fabric.broadcast(problem):
@@ -82,10 +84,12 @@ def _start(embedding: Embedding) -> Exception | None:
     path = embedding.folder / MANIFEST
     try:
         embedding.folder.mkdir(parents=True, exist_ok=True)
+        # Listed before the manifest is looked for, which the process of another part may be writing.
+        found = [file for file in embedding.folder.iterdir() if not file.name.startswith(UNFINISHED)]
         if path.is_file():
             manifest = json.loads(path.read_text(encoding="utf-8"))
             _check(embedding, manifest)
-        elif any(embedding.folder.iterdir()):
+        elif found:
             raise UserError(
                 f"Expected a new folder, an empty one or one of a store after --output, got "
                 f"{str(embedding.folder)!r} with other files: give another."
@@ -126,9 +130,16 @@ def _needed_bytes(embedding: Embedding) -> int:
     return len(embedding.table) * 4 * width * (images + embedding.texts)
 
 
-def _finish(embedding: Embedding) -> str:
-    """Write the manifest of the complete store; return what was written."""
-    missing = embedding.shards - len(finished_shards(embedding.folder, embedding.shards))
+def _finish(embedding: Embedding, part: Part) -> str:
+    """Write the manifest of the complete store; return what was written.
+
+    The process whose part is done last finds all shards.
+    """
+    finished = finished_shards(embedding.folder, embedding.shards)
+    missing = embedding.shards - len(finished)
+    own = part.of(range(embedding.shards))
+    if missing and all(number in finished for number in own):
+        return f"Part {part}: {len(own)} shards; {missing} of {embedding.shards} are left to other parts."
     if missing:
         raise UserError(
             f"Expected {embedding.shards} shards in {str(embedding.folder)!r}, got {missing} fewer: give the command "

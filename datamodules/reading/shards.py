@@ -15,7 +15,7 @@ from ...common.urls import keep
 from ..base.decode import read_regular
 from .remote import find_files, is_remote, open_file
 from .resolve import local_files
-from .tar import read_members, tar_index, tar_uids
+from .tar import read_members, tar_indexes, tar_uids
 
 MANIFEST = "manifest.json"
 """Name of the file that `ReinforcementWriter` writes beside the shards."""
@@ -80,7 +80,7 @@ class Shards:
 
     def __init__(self, files: Sequence[str], cache: Path) -> None:
         self.files = list(files)
-        self.indexes = [tar_index(file, cache) for file in self.files]
+        self.indexes = tar_indexes(self.files, cache)
         self._offsets = np.cumsum([0, *(len(index.start) for index in self.indexes)])
 
     def __len__(self) -> int:

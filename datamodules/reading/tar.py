@@ -14,28 +14,36 @@ import contextlib
 import gzip
 import io
 import json
+import logging
 import lzma
+import multiprocessing
 import os
 import tarfile
+import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from ...common.errors import UserError
 from ..base.faults import BadSample
-from .cache import Arrays, cached_arrays
+from .cache import SHOWN_AFTER, Arrays, cached_arrays
 from .remote import is_remote, open_file, read_range, size_of
+from .tar_scan import BLOCK, TarIndex, scan_plain
+
+log = logging.getLogger(__name__)
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".avif", ".jp2")
 TEXT_KEYS = ("txt", "text", "caption", "cap")
 _MAX_UID_LENGTH = 1024  # indexes hold the uids in an array of fixed width
-BLOCK = 512
-"""Block size of the tar format, bytes."""
 HEADERS = 2**12
 """Bytes that are read ahead where only headers and texts of a file by URL are read."""
+_FEW = 4
+"""Number of shards from which on other processes index them."""
+_REMOTE_AT_ONCE = 32
 STALE = "another sample than in the index"
 TAR_ERRORS = (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError)
 """Errors that damaged tar files raise, also in compressed content and in numbers of extended headers."""
@@ -193,14 +201,6 @@ def json_of(members: dict[str, bytes], kind: str) -> dict[str, object]:
 # Index
 
 
-class TarIndex(NamedTuple):
-    """Byte offsets and keys of the samples of a shard, in their order."""
-
-    start: np.ndarray  # int64 [N], byte of the first header
-    stop: np.ndarray  # int64 [N], byte after the last member
-    keys: np.ndarray  # bytes [N]
-
-
 def tar_index(file: str, cache: Path) -> TarIndex:
     """Return the index of a shard: the index beside it, or else the cached index, or else a new one.
 
@@ -214,7 +214,46 @@ def tar_index(file: str, cache: Path) -> TarIndex:
     return beside or TarIndex(**cached_arrays(file, cache, "index", lambda: _read_index(file)._asdict()))
 
 
+def tar_indexes(files: Sequence[str], cache: Path) -> list[TarIndex]:
+    """Return the index of each shard as `tar_index` does, read by as many processes as there are cores.
+
+    Raises:
+        UserError: As `tar_index`.
+    """
+    from datasets.utils import tqdm
+
+    processes = min(available_cores(), len(files))
+    start = time.perf_counter()
+    progress = tqdm(total=len(files), unit=" shards", delay=SHOWN_AFTER, desc=f"Indexing {len(files):,} tar files")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(progress)
+        read = partial(tar_index, cache=cache)
+        if processes < 2 or len(files) < _FEW or multiprocessing.current_process().daemon:
+            found: Iterator[TarIndex] = map(read, files)
+        elif is_remote(files[0]):  # each read waits for the network
+            found = stack.enter_context(ThreadPoolExecutor(_REMOTE_AT_ONCE)).map(read, files)
+        else:
+            pool = stack.enter_context(multiprocessing.get_context("fork").Pool(processes))
+            found = pool.imap(read, files, chunksize=4)
+        indexes = []
+        for index in found:
+            indexes.append(index)
+            progress.update()
+    seconds = time.perf_counter() - start
+    if seconds > SHOWN_AFTER:
+        samples = sum(len(index.start) for index in indexes)
+        log.info("Indexed %s samples of %s tar files in %.0f s", f"{samples:,}", f"{len(files):,}", seconds)
+    return indexes
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _read_index(file: str) -> TarIndex:
+    if not is_remote(file) and (plain := scan_plain(file)) is not None:
+        return plain
     spans = list(sample_spans(file))
     keys, starts, stops = zip(*spans, strict=True) if spans else ((), (), ())
     return TarIndex(np.array(starts, np.int64), np.array(stops, np.int64), np.array(keys, np.bytes_))

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from torch.utils.data import DataLoader
 
 from ...common.errors import UserError
+from ...common.parts import parse_part
 from ...common.ranges import COUNT, NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE
 from ..base.contract import EmbedsAugmentations, asked_of
 from ..base.decode import MAX_PIXELS
@@ -60,8 +61,9 @@ class ReinforcementDataModule(SampledDataModule):
 
     The datamodule is for `predict` only. A shard holds `shard_size` rows of the data in their order, without unusable
     rows. Existing shards are skipped, so that running the command again continues a killed run; each process takes
-    every n-th of the remaining shards. The augmentations of a row are a function of (seed, row, index of the
-    augmentation), for any number of processes, workers and rows in a batch.
+    every n-th of the remaining shards. Commands that start apart, such as the tasks of an array, take a `part` each.
+    The augmentations of a row are a function of (seed, row, index of the augmentation), for any number of processes,
+    workers and rows in a batch.
 
     The module defines the inputs of its teachers and its captioner (`EmbedsAugmentations`). Batches are those of
     `ReinforcementCollate`.
@@ -85,6 +87,7 @@ class ReinforcementDataModule(SampledDataModule):
         version: version of the layout; 2 stores the embeddings of synthetic captions in a separate array.
         embeddings: "npz" stores float32, "pth.gz" bfloat16 (DataCompDR-12M-bf16).
         shard_size: rows per shard; a killed process repeats at most this number of rows (DataCompDR-12M: 12,500).
+        part: `i/n` for the shards of part i, from 0, of n; by default all.
         batch_size: pairs per batch.
         max_pixels: images with more pixels are refused before they are decoded.
         cache_dir: folder for the memory-mapped copies of the `datasets` library.
@@ -111,6 +114,7 @@ class ReinforcementDataModule(SampledDataModule):
         version: Version = 1,
         embeddings: EmbeddingFormat = "npz",
         shard_size: Annotated[int, COUNT] = 1000,
+        part: str | None = None,
         batch_size: int = 16,
         max_pixels: Annotated[int, COUNT] = MAX_PIXELS,
         cache_dir: str | None = None,
@@ -124,6 +128,7 @@ class ReinforcementDataModule(SampledDataModule):
         self.version: Version = version
         self.embeddings: EmbeddingFormat = embeddings
         self.shard_size = shard_size
+        self.part = parse_part(part, "data.part")
         self.cache = index_cache(cache_dir)
         columns = [caption_column] if synthetic_column is None else [caption_column, synthetic_column]
         # Synthetic captions are the captions of the same rows, read from another column.
@@ -170,10 +175,9 @@ class ReinforcementDataModule(SampledDataModule):
     def predict_dataloader(self) -> BatchLoader:
         """Return the rows of the missing shards; no batch has rows of two shards."""
         replicas, rank = self.replicas()
-        missing = [number for number in range(self.shards) if number not in self._finished]
         batches = [
             list(rows[start : start + self.batch_size])
-            for rows in (self.shard_rows(number) for number in missing[rank::replicas])
+            for rows in (self.shard_rows(number) for number in self._missing[rank::replicas])
             for start in range(0, len(rows), self.batch_size)
         ]
 
@@ -196,8 +200,13 @@ class ReinforcementDataModule(SampledDataModule):
 
     @property
     def missing_rows(self) -> int:
-        """Number of rows of the missing shards of all processes."""
-        return sum(len(self.shard_rows(number)) for number in range(self.shards) if number not in self._finished)
+        """Number of rows of the missing shards of this part, in all processes."""
+        return sum(len(self.shard_rows(number)) for number in self._missing)
+
+    @property
+    def _missing(self) -> list[int]:
+        """The shards of this part that did not exist when the run began."""
+        return [number for number in self.part.of(range(self.shards)) if number not in self._finished]
 
     @property
     def has_synthetic(self) -> bool:

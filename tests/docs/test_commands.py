@@ -111,6 +111,12 @@ PROGRAMS = (
     "pytest ",
     "mkdocs ",
     "sbatch ",
+    "export VLIGHTNING_JOB=albef-4m",
+    "torchrun ",
+    "kubectl ",
+    "sky jobs launch ",
+    "modal run ",
+    "python configs/engines/",  # tests/guarantees/test_engines.py and test_engine_files.py
     "tensorboard --logdir runs",
     "eval ",
     "hf auth login",
@@ -130,12 +136,15 @@ def test_other_commands_name_scripts_and_options_that_exist(command: str):
     assert not [name for name in options if f'"{name}"' not in source and f'"{name[2:]}"' not in source]
 
 
+PAGE_OF = {"strategy": "docs/runs.md", "slurm": "docs/clusters.md", "engines": "docs/engines.md"}
+
+
 @pytest.mark.parametrize("folder", sorted(path.name for path in (ROOT / "configs").iterdir()))
 def test_each_config_is_on_the_page_of_its_method_and_each_named_one_exists(folder: str):
-    page = PAGES[{"strategy": "docs/runs.md", "slurm": "docs/clusters.md"}.get(folder, f"docs/methods/{folder}.md")]
+    page = PAGES[PAGE_OF.get(folder, f"docs/methods/{folder}.md")]
     shipped = {str(path.relative_to(ROOT)) for path in (ROOT / "configs" / folder).rglob("*.*")}
-    assert shipped <= set(re.findall(r"configs/[\w/]+\.(?:yaml|sh)", page))
-    named = {name for text in PAGES.values() for name in re.findall(rf"configs/{folder}/[\w/]+\.(?:yaml|sh)", text)}
+    assert shipped <= set(re.findall(r"configs/[\w/]+\.(?:yaml|sh|py)", page))
+    named = {name for text in PAGES.values() for name in re.findall(rf"configs/{folder}/[\w/]+\.(?:yaml|sh|py)", text)}
     assert named <= shipped
 
 

@@ -396,3 +396,20 @@ def test_an_evaluation_does_not_ask_for_the_callbacks_of_the_training(subcommand
         ran = run(subcommand, "--config=tiny.yaml", "--ckpt_path=last")
     assert ran.status == 0, ran.err
     assert not [each for each in raised if "callbacks" in str(each.message)]
+
+
+def test_a_job_of_another_engine_goes_on_in_its_folder(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("VLIGHTNING_JOB", "albef-4m.1")
+    assert fit().status == 0
+    assert fit("--trainer.max_epochs=3").status == 0  # another command of the job
+    assert versions() == ["albef-4m.1", "albef-4m.1_0"]
+    assert fit("--trainer.max_epochs=3").status == 0
+    restored = [line for line in caplog.messages if line.startswith("Restored all states")]
+    assert [line.rpartition("runs/")[2] for line in restored] == ["tiny/albef-4m.1_0/checkpoints/last.ckpt"]
+    assert step("runs/tiny/albef-4m.1_0") == 6
+    for name in ("../elsewhere", "version_3", "a b"):
+        monkeypatch.setenv("VLIGHTNING_JOB", name)
+        assert f"got {name!r}" in fit().sentence
+    assert versions() == ["albef-4m.1", "albef-4m.1_0"]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
 from vlightning.datamodules.labels.rows import LabelTable
+from vlightning.datamodules.pairs.rows import CaptionRows
 from vlightning.datamodules.reading import cache
 from vlightning.datamodules.reading.cache import cached_rows
 from vlightning.datamodules.reading.layout import FAULT, RECORD, Layout, record_batches
@@ -93,6 +94,11 @@ def test_images_and_texts_of_a_table_are_those_of_its_rows(drawn):
     table = PairTable(drawn, 10**8)
     assert table.images() == images_by_rows(table)
     assert list(table.texts()) == texts_by_rows(table)
+    captions = CaptionRows(table)
+    of_image = [
+        [row for row in range(len(captions)) if captions.image_row(row) == image] for image in range(len(table))
+    ]
+    assert captions.images() == [[row for image in group for row in of_image[image]] for group in table.images()]
 
 
 def test_a_text_that_is_not_utf8_costs_its_row_only():

@@ -3,15 +3,22 @@
 import io
 import os
 import tarfile
+import tempfile
+from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.methods.reinforced import write_tar
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
+from vlightning.datamodules.reading import tar as tar_file
 from vlightning.datamodules.reading.shards import Shards, find_shards
-from vlightning.datamodules.reading.tar import sample_spans, tar_index
+from vlightning.datamodules.reading.tar import sample_spans, tar_index, tar_indexes
+from vlightning.datamodules.reading.tar_scan import scan_plain
 
 
 def content(number):
@@ -39,8 +46,8 @@ def test_the_headers_are_read_once_and_again_when_the_file_has_changed(tmp_path,
     two_files(tmp_path / "data")
     file = str(tmp_path / "data" / "1.tar")
     reads = []
-    read = "vlightning.datamodules.reading.tar.sample_spans"
-    monkeypatch.setattr(read, lambda path: reads.append(path) or sample_spans(path))
+    read_index = tar_file._read_index
+    monkeypatch.setattr(tar_file, "_read_index", lambda path: reads.append(path) or read_index(path))
     first, second = (tar_index(file, tmp_path / "cache") for _ in range(2))
     assert len(reads) == 1
     assert all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
@@ -124,3 +131,61 @@ def test_missing_shards_are_one_sentence(tmp_path):
     for source in (str(tmp_path), str(tmp_path / "*.tar"), str(tmp_path / "none.tar")):
         with pytest.raises(UserError, match=r"Expected tar files in .*, got none"):
             find_shards([source])
+
+
+TYPES = {"f": tarfile.REGTYPE, "d": tarfile.DIRTYPE, "s": tarfile.SYMTYPE, "l": tarfile.LNKTYPE}
+NAMES = st.text(st.sampled_from("ab./-_é"), min_size=1, max_size=12)
+MEMBERS = st.lists(st.tuples(NAMES, st.integers(0, 1500), st.sampled_from("ffffffffdsl")), max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MEMBERS, st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]), st.booleans())
+def test_the_scan_of_headers_finds_what_the_reader_of_the_library_finds(members, kind, long):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shard.tar"
+        with tarfile.open(path, "w", format=kind) as tar:
+            for name, size, what in members:
+                header = tarfile.TarInfo(("long/" * 24 if long and what == "f" else "") + name)
+                header.type = TYPES[what]
+                header.size, header.linkname = (size, "") if what == "f" else (0, "a")
+                tar.addfile(header, io.BytesIO(b"x" * size))
+        spans = list(sample_spans(str(path)))
+        scanned = scan_plain(str(path))
+        if scanned is not None:
+            assert list(zip(scanned.keys.tolist(), scanned.start.tolist(), scanned.stop.tolist(), strict=True)) == spans
+        names = list(map(itemgetter(0), members))
+        if members and not long and all(what == "f" for *_, what in members) and all(map(str.isascii, names)):
+            assert scanned is not None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[:700],
+        lambda content: b"!" + content[1:],
+        lambda content: content[:124] + b"-0000000001" + content[135:],
+        lambda content: content[:1536] + b"!" + content[1537:],
+    ],
+)
+def test_the_scan_leaves_damaged_files_to_the_reader_of_the_library(tmp_path, change):
+    file = tmp_path / "a.tar"
+    write_tar(file, {"a": content(1), "b": content(2)})
+    assert scan_plain(str(file)) is not None
+    file.write_bytes(change(file.read_bytes()))
+    assert scan_plain(str(file)) is None
+
+
+def test_several_processes_make_the_indexes_of_one(tmp_path, monkeypatch):
+    files = [str(tmp_path / f"{number}.tar") for number in range(9)]
+    for number, file in enumerate(files):
+        write_tar(Path(file), {f"{number}_{sample}": content(sample) for sample in range(number)})
+    expected = [tar_index(file, tmp_path / "one") for file in files]
+    monkeypatch.setattr(tar_file, "available_cores", lambda: 3)
+    found = tar_indexes(files, tmp_path / "several")
+    assert [len(index.keys) for index in found] == list(range(9))
+    for one, other in zip(expected, found, strict=True):
+        assert all(np.array_equal(*arrays) for arrays in zip(one, other, strict=True))
+    assert len(list((tmp_path / "several").iterdir())) == len(files)
+    Path(files[5]).write_bytes(b"no tar" * 200)
+    with pytest.raises(UserError, match="Expected a readable tar file"):
+        tar_indexes(files, tmp_path / "again")

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -113,6 +114,18 @@ class Sender(Callback):
         if trainer.global_step == self.step and trainer.global_rank == self.rank:
             for _ in range(self.times):
                 os.kill(os.getpid(), self.number)
+
+
+class DiesOnce(Callback):
+    """Kills a rank's process before a step, unless an earlier start has done so and left a file."""
+
+    def __init__(self, left: str, step: int, rank: int = 1) -> None:
+        self.left, self.step, self.rank = Path(left), step, rank
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if (trainer.global_step, trainer.global_rank) == (self.step, self.rank) and not self.left.exists():
+            self.left.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class WaitForSlurm(Callback):
