@@ -1,0 +1,71 @@
+"""Convert programs of torch.export to Core ML, in an environment that has coremltools; no part of the package.
+
+Core ML predicts on macOS alone, so that the features of the converted programs are not compared: the shapes of their
+inputs and outputs, and their weights, are.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import coremltools
+import coremltools.optimize.coreml
+import numpy as np
+import torch
+
+_SMALLEST = 64  # numbers of a tensor of weights that is looked for; smaller ones are often part of an operation
+
+
+def main(folder: Path) -> None:
+    """Convert the programs of a folder, and write what they hold into `results.pt`."""
+    job = json.loads((folder / "job.json").read_text())
+    precision = coremltools.precision.FLOAT16 if job["dtype"] == "float16" else coremltools.precision.FLOAT32
+    results = {}
+    for name, output in job["towers"].items():
+        program = torch.export.load(folder / f"{name}.pt2").run_decompositions({})
+        model = coremltools.convert(
+            program,
+            convert_to="mlprogram",
+            outputs=[coremltools.TensorType(name=output)],
+            minimum_deployment_target=coremltools.target.iOS17,
+            compute_precision=precision,
+            skip_model_load=True,
+        )
+        model.save(str(folder / f"{name}.mlpackage"))
+        described = model.get_spec().description
+        weights, missing = _compare(program, model)
+        results[name] = {
+            "inputs": {put.name: _shape(put) for put in described.input},
+            "output": {put.name: _shape(put) for put in described.output},
+            "weights": weights,
+            "missing": missing,
+        }
+    torch.save(results, folder / "results.pt")
+
+
+def _compare(program: Any, model: Any) -> tuple[int, list[str]]:
+    """Return the number of a program's tensors of weights, and the names of those that a model does not hold.
+
+    A tensor is held if a tensor of the model has the same numbers, in any order: weights may be transposed.
+    """
+    metadata = coremltools.optimize.coreml.get_weights_metadata(model, weight_threshold=_SMALLEST)
+    held = [np.asarray(one.val) for one in metadata.values()]
+    numbers = {_sorted_bytes(values, np.dtype(kind)) for values in held for kind in ("float16", "float32")}
+    half = {values.dtype for values in held if values.size > _SMALLEST} <= {np.dtype("float16")}
+    wanted = {name: tensor.detach().numpy() for name, tensor in program.state_dict.items()}
+    wanted = {name: values for name, values in wanted.items() if values.size > _SMALLEST and values.dtype.kind == "f"}
+    kind = np.dtype("float16" if half else "float32")
+    return len(wanted), [name for name, values in wanted.items() if _sorted_bytes(values, kind) not in numbers]
+
+
+def _sorted_bytes(values: Any, kind: Any) -> bytes:
+    return bytes(np.sort(values.astype(kind), axis=None).tobytes())
+
+
+def _shape(put: Any) -> list[int]:
+    return list(put.type.multiArrayType.shape)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
