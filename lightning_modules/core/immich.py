@@ -21,8 +21,6 @@ from ...common.preprocessing import Preprocessing
 
 FILES = {"image": "visual/model.onnx", "text": "textual/model.onnx"}
 """File of each tower."""
-OUTPUT = "embedding"
-"""Name of the output of both."""
 NAMES = {
     512: "ViT-B-32__openai",
     640: "RN50x4__openai",

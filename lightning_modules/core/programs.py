@@ -224,8 +224,7 @@ def _trace(tower: Tower, format: str, dtype: torch.dtype, single: bool) -> _Trac
         # Core ML's converter takes the weights in float32, and computes in half precision by itself.
         half = copy.deepcopy(module).to(dtype) if format == "coreml" else module.to(dtype)
         expected = [half(*batch.values()).to(dtype) for batch in batches]
-    output = immich.OUTPUT if format == "immich" else f"{tower.name}_features"
-    return _Traced(tower.name, module, output, single, example, batches, expected, exact)
+    return _Traced(tower.name, module, f"{tower.name}_features", single, example, batches, expected, exact)
 
 
 def described_half(features: Mapping[str, tuple[Tensor, Tensor]], dtype: torch.dtype) -> str:
