@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
         )
         model.save(str(folder / f"{name}.mlpackage"))
         described = model.get_spec().description
-        weights, missing = _compare(program, model)
+        weights, missing = _compare(program, model, job["dtype"] == "float16")
         results[name] = {
             "inputs": {put.name: _shape(put) for put in described.input},
             "output": {put.name: _shape(put) for put in described.output},
@@ -44,23 +44,29 @@ def main(folder: Path) -> None:
     torch.save(results, folder / "results.pt")
 
 
-def _compare(program: Any, model: Any) -> tuple[int, list[str]]:
+def _compare(program: Any, model: Any, rounded: bool) -> tuple[int, list[str]]:
     """Return the number of a program's tensors of weights, and the names of those that a model does not hold.
 
-    A tensor is held if a tensor of the model has the same numbers, in any order: weights may be transposed.
+    A tensor is held if a tensor of the model has the same numbers, in any order, since weights may be transposed. In
+    half precision they are rounded, and coremltools replaces numbers below 1e-7, which would be zeros, by 1e-7.
     """
     metadata = coremltools.optimize.coreml.get_weights_metadata(model, weight_threshold=_SMALLEST)
-    held = [np.asarray(one.val) for one in metadata.values()]
-    numbers = {_sorted_bytes(values, np.dtype(kind)) for values in held for kind in ("float16", "float32")}
-    half = {values.dtype for values in held if values.size > _SMALLEST} <= {np.dtype("float16")}
+    held: dict[int, list[Any]] = {}
+    for one in metadata.values():
+        held.setdefault(np.size(one.val), []).append(_sorted(one.val))
+    tolerance = {"rtol": 2**-10, "atol": 2e-7} if rounded else {"rtol": 0, "atol": 0}
     wanted = {name: tensor.detach().numpy() for name, tensor in program.state_dict.items()}
     wanted = {name: values for name, values in wanted.items() if values.size > _SMALLEST and values.dtype.kind == "f"}
-    kind = np.dtype("float16" if half else "float32")
-    return len(wanted), [name for name, values in wanted.items() if _sorted_bytes(values, kind) not in numbers]
+    missing = [
+        name
+        for name, values in wanted.items()
+        if not any(np.allclose(_sorted(values), other, **tolerance) for other in held.get(values.size, []))
+    ]
+    return len(wanted), missing
 
 
-def _sorted_bytes(values: Any, kind: Any) -> bytes:
-    return bytes(np.sort(values.astype(kind), axis=None).tobytes())
+def _sorted(values: Any) -> Any:
+    return np.sort(np.asarray(values, np.float32), axis=None)
 
 
 def _shape(put: Any) -> list[int]:
