@@ -296,7 +296,8 @@ def _convert(towers: Sequence[_Traced], folder: Path, format: str, dtype: torch.
         result = results[tower.name]
         if format == "executorch":
             features: Tensor = result["features"]
-            _check(tower, iter(features.split(1)).__next__)
+            rows_of = iter(features.split(1))
+            _check(tower, lambda *inputs, found=rows_of: next(found))
             error = float((features - torch.cat(tower.expected)).abs().max())
             said.append(f"{_FILES[format][tower.name]} differs by at most {error:.1e}")
         else:

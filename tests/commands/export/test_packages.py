@@ -78,12 +78,7 @@ def as_immich_does(folder, picture, text):
 def test_immich_reads_a_model_whose_embeddings_are_filled_up_to_a_dimension_that_it_knows(name, tmp_path):
     with torch.enable_grad():
         module, data = trained(name, tmp_path)
-    ran = run("export", tmp_path / "last.ckpt", tmp_path / "made", "--layout", "immich")
-    if name == "clip":  # its tiny vocabulary is not CLIP's, so that there is no tokenizer
-        assert ran.sentence.startswith("Expected a model with its tokenizer for Immich, got none")
-        assert not (tmp_path / "made").exists()
-        return
-    folder, _ = export(tmp_path, "again", "--layout", "immich")
+    folder, _ = export(tmp_path, "made", "--layout", "immich")
     pixels = data.eval_transform(image())
     for text in TEXTS:
         found, words = as_immich_does(folder, image(), text)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from vlightning.common.errors import UserError
-from vlightning.lightning_modules.core import converters, programs
+from vlightning.lightning_modules.core import converters
 from vlightning.lightning_modules.core.programs import Tower, write_programs
 
 
-class Doubled(torch.nn.Module):
+class Tiny(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layer = torch.nn.Linear(3, 2)
@@ -36,10 +36,16 @@ def written(monkeypatch, folder, format, **changes):
         return {"image": said | {name: value for name, value in changes.items() if name != "features"}}
 
     monkeypatch.setattr(converters, "convert", convert)
-    monkeypatch.setattr(programs.converters, "convert", convert)
     rows = torch.rand(6, 3, generator=torch.Generator().manual_seed(0))
-    tower = Tower("image", Doubled().eval().requires_grad_(False), {"image": rows})
+    tower = Tower("image", Tiny().eval().requires_grad_(False), {"image": rows})
     return write_programs([tower], folder / "made", format, {})
+
+
+def test_a_model_without_a_tokenizer_is_none_for_immich(tmp_path):
+    towers = [Tower(name, Tiny().eval(), {name: torch.rand(6, 3)}) for name in ("image", "text")]
+    with pytest.raises(UserError, match=r"^Expected a model with its tokenizer for Immich, got none: "):
+        write_programs(towers, tmp_path / "made", "immich", {})
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("format", ["coreml", "executorch"])
