@@ -323,7 +323,9 @@ def _compared(tower: _Traced, result: Mapping[str, Any]) -> str:
                 "nothing is written; export in another layout."
             )
     missing = result["missing"]
-    folded = any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in tower.module.modules())
+    folded = any(
+        isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)) for layer in tower.module.modules()
+    )
     if missing and not folded:
         raise UserError(
             f"Expected the weights of the {tower.name} tower in Core ML's program, got it without {missing[0]}: "
