@@ -123,7 +123,7 @@ def test_half_precisions_that_a_layout_has_not_are_refused(tmp_path):
     assert [file.name for file in tmp_path.iterdir() if file.name == "x"] == []
     module = tiny_classifier(image_size=32)
     with torch.no_grad():
-        module.classifier.weight.fill_(1e5)  # beyond float16
+        module.head.weight.fill_(1e5)  # beyond float16
     trainer = Trainer(**QUIET, enable_checkpointing=False, default_root_dir=tmp_path)
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "large.ckpt", weights_only=True)
