@@ -6,6 +6,7 @@ goes to the constructor that has it, and nothing is reachable only from here.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from . import callbacks, datamodules
+from .commands.cli.links import LINKED
 from .commands.cli.listing import PACKAGE_ROOT
 from .commands.cli.saved_run import resolved
 from .commands.demo.search import Ranked
@@ -211,8 +213,7 @@ def fit(
             f"Expected `start` as NAME/TAG, such as ViT-B-32/openai, or a folder, got {start!r}: correct it."
         )
     given = {"weights": start} if is_folder else {"model": name, "weights": weights}
-    config = _config("clip-finetune")
-    return _fit(data, _merged(config, _config("clip-lora")) if lora else config, given | options)
+    return _fit(data, _config("clip-lora" if lora else "clip-finetune"), given | options)
 
 
 def distill(
@@ -286,8 +287,9 @@ def _fit(data: Any, model: Any, options: dict[str, Any]) -> Model:
         data = data_class(**{**of_data.get("init_args", {}), **divided, **to_data, "train": _with_path(data)})
     if not isinstance(model, Method):
         arguments = _merged(of_model.get("init_args", {}), to_module)
-        if "num_classes" in constructor_names(module_class):
+        if "num_classes" in inspect.signature(module_class).parameters:
             arguments.setdefault("num_classes", data.num_classes)
+        _link(arguments, module_class, data.hparams)
         model = module_class(**arguments)
     elif to_module:
         raise UserError(f"Expected no options of the model beside a method, got {next(iter(to_module))}: set it there.")
@@ -305,7 +307,8 @@ def _routed(
     Raises:
         UserError: If none has it.
     """
-    names = constructor_names(module), set(constructor_arguments(data)), set(inspect.signature(pl.Trainer).parameters)
+    of_trainer_class = set(inspect.signature(pl.Trainer).parameters)
+    names = set(inspect.signature(module).parameters), set(constructor_arguments(data)), of_trainer_class
     for name in options:
         if not any(name in known for known in names):
             raise UserError(
@@ -316,9 +319,32 @@ def _routed(
     return of_module, of_data, of_trainer
 
 
-def constructor_names(cls: type) -> set[str]:
-    """Return the names of the arguments of a method's constructor."""
-    return set(inspect.signature(cls.__init__).parameters) - {"self"}  # type: ignore[misc]
+def _link(arguments: dict[str, Any], module: type, data: Mapping[str, Any]) -> None:
+    """Set arguments of a method, also those in a group of settings, to the values of the data, as the commands do.
+
+    Raises:
+        UserError: If an argument is given and differs from that of the data.
+    """
+    parameters = inspect.signature(module).parameters
+    for name in LINKED:
+        if (value := data.get(name)) is None:
+            continue
+        grouped = {group for group, one in parameters.items() if name in _fields(one.default)}
+        for group in {None} if name in parameters else grouped:
+            target = arguments if group is None else arguments.setdefault(group, {})
+            if not isinstance(target, dict):  # a group of settings as an object, which is complete
+                continue
+            if target.setdefault(name, value) != value:
+                where = name if group is None else f"{group}.{name}"
+                raise UserError(
+                    f"Expected the same {name} for {module.__name__} and its data, got {where}={target[name]!r} and "
+                    f"{name}={value!r}: give {name} only."
+                )
+
+
+def _fields(group: Any) -> set[str]:
+    """Return the names of the settings of a group; none for another value."""
+    return {field.name for field in dataclasses.fields(group)} if dataclasses.is_dataclass(group) else set()
 
 
 def _config(name: str) -> dict[str, Any]:
@@ -330,7 +356,7 @@ def _config(name: str) -> dict[str, Any]:
     if name.endswith((".yaml", ".yml")):
         if not Path(name).expanduser().is_file():
             raise UserError(f"Expected a YAML file of a config, got {name!r}, which does not exist: correct the path.")
-        return dict(read_yaml(Path(name).expanduser()))
+        return _read_config(Path(name).expanduser())
     files = {
         f"{file.parent.name}-{file.stem.replace('_', '-')}": file for file in PACKAGE_ROOT.glob("configs/*/*.yaml")
     }
@@ -339,7 +365,21 @@ def _config(name: str) -> dict[str, Any]:
             f"Expected a config as METHOD-NAME, such as clip-small, a YAML file or a method, got {name!r}: "
             f"{did_you_mean(name, sorted(files))}"
         )
-    return dict(read_yaml(files[name]))
+    return _read_config(files[name])
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    """Return the content of a config after that of the configs which it changes (its line `needs`).
+
+    Raises:
+        UserError: If one of them cannot be read.
+    """
+    content = dict(read_yaml(file))
+    needs = content.pop("needs", [])
+    merged: dict[str, Any] = {}
+    for needed in [needs] if isinstance(needs, str) else needs:
+        merged = _merged(merged, _read_config(file.parent / needed))
+    return _merged(merged, content)
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

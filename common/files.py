@@ -69,6 +69,11 @@ def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]
         remove(staged)
 
 
+def cache_folder() -> Path:
+    """Return the folder of what can be computed or downloaded again, `~/.cache/vlightning` by default."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
+
+
 def link_or_copy(source: Path, target: Path) -> None:
     """Put a file or folder that nobody changes under a second name: by hard links, or else as a copy of the same age.
 

@@ -11,6 +11,7 @@ from PIL import Image
 import vlightning as vl
 from support.data.colors import read_table, write_colors
 from support.methods.published import LENGTH
+from vlightning.api import _config
 from vlightning.commands.evaluate.model import load_model
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
@@ -103,6 +104,29 @@ def test_keywords_reach_the_method_the_data_and_the_trainer(colors):
     data = model.trainer.datamodule
     assert data.clean_captions is False
     assert 12 <= len(data.opened_rows("validation")) <= 20
+
+
+def test_sizes_of_the_data_reach_the_groups_of_settings_of_the_method(pairs):
+    given = TINY | {"image_size": 48}
+    model = vl.fit(pairs, "clip-small", **given, **QUICK, max_steps=1)
+    assert model.module.vision.image_size == model.trainer.datamodule.hparams["image_size"] == 48
+    with pytest.raises(UserError, match=r"Expected the same image_size .* got vision.image_size=32 and image_size=48"):
+        vl.fit(pairs, "clip-small", **given, vision={"image_size": 32}, **QUICK, max_steps=1)
+
+
+def test_a_config_changes_those_that_it_needs(tmp_path):
+    lora = _config("clip-lora")
+    assert lora["model"]["class_path"] == "CLIPModule"
+    assert lora["model"]["init_args"]["tuning"]["lora"]
+    assert "needs" not in lora
+    (tmp_path / "a.yaml").write_text("model: {class_path: CLIPModule, init_args: {model: x, max_tokens: 8}}")
+    (tmp_path / "b.yaml").write_text("needs: a.yaml\nmodel: {init_args: {max_tokens: 9}}")
+    (tmp_path / "c.yaml").write_text("needs: [a.yaml, b.yaml]\nseed_everything: 3")
+    arguments = {"model": "x", "max_tokens": 9}
+    assert _config(f"{tmp_path}/c.yaml") == {
+        "model": {"class_path": "CLIPModule", "init_args": arguments},
+        "seed_everything": 3,
+    }
 
 
 def test_a_published_model_starts_a_fine_tuning_in_full_or_with_adapters(colors, pairs):

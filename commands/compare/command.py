@@ -1,6 +1,7 @@
 """The command `vlightning compare`."""
 
 import argparse
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,8 +42,16 @@ def run_compare(words: list[str]) -> str:
     seeds = range(typed.first_seed, typed.first_seed + typed.seeds)
     trainer = Trainer(typed.output, words[split + 1 :], typed.test, typed.threads, typed.metric, typed.mode)
 
+    stopped = threading.Event()
+
     def train(run: Run) -> Outcome:
-        outcome = trainer.train(run)
+        if stopped.is_set():  # variants that no thread had taken up are cancelled, perhaps too late for one
+            raise KeyboardInterrupt
+        try:
+            outcome = trainer.train(run)
+        except KeyboardInterrupt:
+            stopped.set()
+            raise
         print(f"{run.folder_name}: {outcome.metric.name} {outcome.last:.2f}", flush=True)
         return outcome
 
@@ -56,7 +65,10 @@ def run_compare(words: list[str]) -> str:
     try:
         results = list(pool.map(compared, variants))
     except KeyboardInterrupt:  # the runs have it from the terminal too: each ends with a checkpoint
-        raise SystemExit("\nStopped: the same command goes on.") from None
+        stopped.set()
+        print("\nStopping: runs in progress write their checkpoints first.", flush=True)
+        pool.shutdown(cancel_futures=True)
+        raise SystemExit("Stopped: the same command goes on.") from None
     finally:
         pool.shutdown(cancel_futures=True)
     outcomes = {variant.name: runs for variant, (_, runs) in zip(variants, results, strict=True)}

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from ...common.errors import UserError
 from ...common.files import replacing
 from .settings import Run
 
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
+"""Status of a run that a signal stopped, after its checkpoint or while it started."""
 DONE = "done.json"
 """File of a finished run in its folder."""
 
@@ -103,6 +106,7 @@ class Trainer:
 
         Raises:
             UserError: If the folder holds a run with other arguments, a run fails, or it has no such metric.
+            KeyboardInterrupt: If the run is stopped, by Ctrl-C or by a signal to its process alone.
         """
         folder = self.output / run.folder_name
         words = run.arguments(self.shared)
@@ -159,7 +163,9 @@ class Trainer:
         if self.threads is not None:
             environment["OMP_NUM_THREADS"] = str(self.threads)
         output = folder / "output.txt"
-        if status := run_command(words, output, environment):
+        if (status := run_command(words, output, environment)) in _STOPPED:
+            raise KeyboardInterrupt
+        if status:
             (last, *_) = reversed(output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or [""])
             raise UserError(f"The run in {folder} ended with status {status}, see {output}: {last}")
 

@@ -26,8 +26,14 @@ def run_export(words: list[str]) -> str:
         choices=list(dict.fromkeys(layout for cls in exported_classes().values() for layout in cls.layouts())),
         help=described_layouts(),
     )
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "float16", "bfloat16"],
+        help="precision of the weights, whose error is printed: float16 in the layouts vlightning, torch_export, onnx "
+        "and coreml, bfloat16 in the first two",
+    )
     typed = parser.parse_args(words)
-    return export(typed.checkpoint, typed.target, typed.layout)
+    return export(typed.checkpoint, typed.target, typed.layout, typed.dtype)
 
 
 def run_push(words: list[str]) -> str:

@@ -34,7 +34,7 @@ class Layout(NamedTuple):
 
 
 _TOWERS = ("image", "text")
-_PROGRAMS = (".pt2", ".onnx", ".onnx.data")
+_PROGRAMS = (".pt2", ".onnx", ".onnx.data", ".pte", ".mlpackage/**/*")
 _TOWER = (CONFIG_FILE, WEIGHTS_FILE, "preprocessor_config.json", *TOKENIZER)
 LAYOUTS = {
     "vlightning": Layout(
@@ -57,6 +57,18 @@ LAYOUTS = {
         (CONFIG_FILE,),
         (CONFIG_FILE, "tokenizer.json", *(f"{tower}{kind}" for tower in _TOWERS for kind in _PROGRAMS), _CARD),
         lambda config: "towers" in config and "format" in config,
+    ),
+    "immich": Layout(
+        (CONFIG_FILE, "visual/model.onnx", "textual/model.onnx", "visual/preprocess_cfg.json"),
+        (
+            CONFIG_FILE,
+            *(f"{tower}/model.onnx{kind}" for tower in ("visual", "textual") for kind in ("", ".data")),
+            "visual/preprocess_cfg.json",
+            "textual/tokenizer.json",
+            "textual/tokenizer_config.json",
+            _CARD,
+        ),
+        lambda config: "text_cfg" in config and "vision_cfg" in config,
     ),
     "adapters": Layout(
         (ADAPTER_CONFIG, ADAPTER_FILE),

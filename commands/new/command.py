@@ -14,8 +14,9 @@ TEMPLATE = Path(__file__).resolve().parent / "template"
 FILES = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
-    "init.py": "$name/__init__.py",
-    "module.py": "$name/module.py",
+    # Below src, so that a folder of the package's name, where the commands are typed, does not hide the package.
+    "init.py": "src/$name/__init__.py",
+    "module.py": "src/$name/module.py",
     "quickstart.yaml": "quickstart.yaml",
     "test_method.py": "tests/test_method.py",
 }

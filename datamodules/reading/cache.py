@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ...common.errors import UserError
-from ...common.files import replacing
+from ...common.files import cache_folder, replacing
 from ...common.shown import shown
 from .remote import stamp_of
 
@@ -37,7 +37,7 @@ def index_cache(cache_dir: str | None) -> Path:
     """
     if cache_dir is not None:
         return Path(os.path.expanduser(cache_dir)).absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vlightning"
+    return cache_folder()
 
 
 def cached_arrays(file: str, cache: Path, subject: str, make: Callable[[], Arrays]) -> Arrays:

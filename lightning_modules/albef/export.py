@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...common.errors import UserError
 from ...common.preprocessing import described, recorded_preprocessing
 from ...common.tokenizers import saved_tokenizer
@@ -23,10 +25,17 @@ LAYOUTS = {
 """Description of each layout of `ALBEFModule`'s own."""
 
 
-def write_layout(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def write_layout(
+    cls: type[Any],
+    content: Mapping[str, Any],
+    source: str,
+    target: str,
+    layout: str,
+    dtype: torch.dtype = torch.float32,
+) -> str:
     """Write the model of a checkpoint; arguments, result and errors are those of `ExportedModule.write_layout`."""
     if layout in PROGRAMS:
-        return export_encoders(cls, content, source, target, layout)
+        return export_encoders(cls, content, source, target, layout, dtype)
     if layout == "transformers":
         module = rebuild(cls, content["hyper_parameters"], content["state_dict"], source)
         record = recorded_preprocessing(content)

@@ -352,6 +352,8 @@ class ALBEFModule(Method):
         return super().layouts() | LAYOUTS
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return write_layout(cls, content, source, target, layout)
+        return write_layout(cls, content, source, target, layout, dtype)

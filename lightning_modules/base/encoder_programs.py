@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...common.preprocessing import described, recorded_preprocessing
-from ...common.tokenizers import saved_tokenizer
+from ...common.tokenizers import saved_tokenizer, with_prefix
 from ..core.programs import Tower, example_images, example_texts, padding_tokenizer, write_programs
 from .exported import rebuild
 from .model_card import expected_tokenizer_of
@@ -21,8 +21,9 @@ class _Images(nn.Module):
         self.module = module
 
     def forward(self, image: Tensor) -> Tensor:
-        features: Tensor = self.module.encode_images(image)[0]
-        return features
+        dtype = next(self.module.parameters()).dtype
+        features: Tensor = self.module.encode_images(image.to(dtype))[0]
+        return features.to(dtype)
 
 
 class _Texts(nn.Module):
@@ -32,10 +33,17 @@ class _Texts(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         features: Tensor = self.module.encode_texts(input_ids, attention_mask)
-        return features
+        return features.to(next(self.module.parameters()).dtype)
 
 
-def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def export_encoders(
+    cls: type[Any],
+    content: Mapping[str, Any],
+    source: str,
+    target: str,
+    layout: str,
+    dtype: torch.dtype = torch.float32,
+) -> str:
     """Write the image encoder and the text encoder of a checkpoint as programs for batches of any size.
 
     Texts have a fixed number of tokens, to which `tokenizer.json` pads and cuts them. It does not clean captions as
@@ -47,6 +55,7 @@ def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, tar
         source: description of the checkpoint for messages.
         target: name of a new folder.
         layout: the format of the programs.
+        dtype: their precision, as in `write_programs`.
 
     Returns:
         A sentence for the log.
@@ -74,8 +83,10 @@ def export_encoders(cls: type[Any], content: Mapping[str, Any], source: str, tar
     config = {"class": cls.__name__, "context_length": length, "vocab_size": words, "preprocessing": record or {}}
     if prefix := getattr(module, "text_prefix", ""):
         config["prefix"] = prefix
+        if tokenizer is not None and layout == "immich":  # which adds none
+            tokenizer = with_prefix(tokenizer, prefix)
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
-    write_programs(towers, target, layout, config, padding)  # type: ignore[arg-type]
+    write_programs(towers, target, layout, config, padding, dtype)  # type: ignore[arg-type]
     return f"Wrote {target} with the encoders of {cls.__name__} in the layout {layout!r}, {note}; {described(record)}."
 
 

@@ -1,5 +1,6 @@
 """Export of a method: a folder that `from_pretrained` and `weights` read, and further layouts of a method."""
 
+import inspect
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -21,6 +22,7 @@ from ..core.checkpoints import (
     unsharded_class,
 )
 from ..core.fitting import load_fitting
+from ..core.programs import HALF
 from ..core.settings import accepted_names
 from ..core.towers import SPACE, Space
 from ..core.trainers import datamodule_of
@@ -56,8 +58,22 @@ class ExportedModule(EvaluatedModule):
         return {FOLDER: LAYOUT}
 
     @classmethod
+    def half_precisions(cls) -> dict[str, tuple[str, ...]]:
+        """Return the half precisions of each layout that has any.
+
+        These are the folder of a model of images, whose features show the error, and programs, if `write_layout` takes
+        a `dtype`.
+        """
+        kinds = HALF if "dtype" in inspect.signature(cls.write_layout).parameters else {}
+        written = {layout: kinds[layout] for layout in cls.layouts() if layout in kinds}
+        of_images = hasattr(cls, "encode_images") or [*inspect.signature(cls.forward).parameters] == ["self", "image"]
+        return {FOLDER: ("float16", "bfloat16"), **written} if of_images else written
+
+    @classmethod
     def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
         """Write the model of a checkpoint in a layout other than `FOLDER`.
+
+        An override may take a `dtype` besides, the precision of programs (`half_precisions`).
 
         Args:
             content: The checkpoint.

@@ -6,6 +6,7 @@ Shapes: B images or texts, S side of an image in pixels, L tokens of a text, E e
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from timm.layers import to_2tuple
@@ -182,6 +183,8 @@ class TwoTowers(Method):
         return LAYOUTS | super().layouts()
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the model of a checkpoint in a layout other than `FOLDER`."""
-        return export_network(content, source, target, layout)
+        return export_network(content, source, target, layout, dtype)

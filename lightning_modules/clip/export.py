@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 
 from ...common.errors import UserError
@@ -23,7 +24,9 @@ LAYOUTS = {
 """Description of each layout; the first is the default."""
 
 
-def export(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def export(
+    content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+) -> str:
     """Write the towers of a checkpoint, with merged adapters, or the adapters alone.
 
     Args:
@@ -31,6 +34,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         source: where the checkpoint is from, for messages.
         target: a new file or folder, or an empty folder.
         layout: one of `LAYOUTS`.
+        dtype: precision of programs.
 
     Returns:
         A sentence about what was written.
@@ -40,7 +44,7 @@ def export(content: Mapping[str, Any], source: str, target: str, layout: str) ->
         OSError: If the target cannot be written.
     """
     if layout != "adapters":
-        return export_network(content, source, target, layout)
+        return export_network(content, source, target, layout, dtype)
     given = content["hyper_parameters"].get("tuning", {}).get("lora")
     if not given:
         raise UserError(f"Expected a training with tuning.lora in {source}, got one without: choose another layout.")

@@ -279,9 +279,11 @@ class CLIPModule(TwoTowers):
         return EXPORT_LAYOUTS | super().layouts()
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return export(content, source, target, layout)
+        return export(content, source, target, layout, dtype)
 
     @classmethod
     def interpolated(cls, content: Mapping[str, Any], source: str, ratio: float) -> dict[str, Any]:

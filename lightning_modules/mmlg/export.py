@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import open_clip
+import torch
 
 from ...callbacks.learngene.file import Learngene, save_learngene
 from ...common.errors import UserError
@@ -26,7 +27,14 @@ LAYOUTS = {
 """Description of each layout; the first is the default."""
 
 
-def export(cls: type[Any], content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def export(
+    cls: type[Any],
+    content: Mapping[str, Any],
+    source: str,
+    target: str,
+    layout: str,
+    dtype: torch.dtype = torch.float32,
+) -> str:
     """Write the student of a checkpoint; an auxiliary as the CLIP of full depth that it computes.
 
     Arguments, result and errors are those of `ExportedModule.write_layout`, for the class `MMLGModule`.
@@ -41,7 +49,8 @@ def export(cls: type[Any], content: Mapping[str, Any], source: str, target: str,
         plain = open_clip.CLIP(**clip_config(student.sizes), nonscalar_logit_scale=True)
         plain.load_state_dict(as_clip(student).state_dict())
         size = student.sizes.image_size
-        export_towers(plain.eval(), target, layout, size, preprocessing=record)  # type: ignore[arg-type]
+        options: Any = {"preprocessing": record, "dtype": dtype}
+        export_towers(plain.eval(), target, layout, size, **options)  # type: ignore[arg-type]
         return f"Wrote {target} with the towers in the layout {layout!r}; {described(record)}."
     if layout == "transformers":
         save_transformers(as_clip(student), Preprocessing.from_dict(record, source), target)

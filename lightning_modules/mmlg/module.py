@@ -257,9 +257,11 @@ class MMLGModule(Method):
         return LAYOUTS | super().layouts()
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return export(cls, content, source, target, layout)
+        return export(cls, content, source, target, layout, dtype)
 
 
 def extraction_loss(losses: ContrastLosses, distillation_weight: float) -> Tensor:

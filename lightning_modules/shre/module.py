@@ -340,6 +340,8 @@ class SHReModule(Method):
         return super().layouts() | PROGRAMS
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the model of a checkpoint in a layout of the method's own."""
-        return export_encoders(cls, content, source, target, layout)
+        return export_encoders(cls, content, source, target, layout, dtype)

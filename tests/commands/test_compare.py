@@ -98,6 +98,23 @@ def test_a_stopped_run_goes_on_and_a_failed_one_is_named(started, monkeypatch):
     assert "dimm" in failed.sentence
 
 
+def test_a_stopped_run_ends_the_comparison_which_starts_no_other(started, monkeypatch):
+    def stopped_by(words, output, environment):
+        started.append(list(words))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return 130
+
+    with monkeypatch.context() as patched:
+        patched.setattr(training, "run_command", stopped_by)
+        done = run("compare", "slow.yaml", "fast.yaml", "--seeds", "2", "--", "--trainer.max_epochs=1")
+    assert done.status == 1
+    assert done.err.strip() == "Stopped: the same command goes on."
+    assert "Stopping: runs in progress write their checkpoints first." in done.out
+    assert len(started) == 1
+    assert not Path("comparison/table.md").exists()
+    assert run("compare", "slow.yaml", "fast.yaml", "--seeds", "2", "--", "--trainer.max_epochs=1").status == 0
+
+
 def test_the_best_value_of_a_sweep_is_trained_with_all_seeds(started):
     sweep = ("--sweep", "model.learning_rate=0.0001,0.05", "--sweep", "model.dim=2,3")
     done = run("compare", "bent=fast.yaml", "--seeds", "2", *sweep)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -45,18 +46,31 @@ def test_what_is_written_is_named(written):
     assert 'two_means = "two_means.module:TwoMeansModule"' in (folder / "pyproject.toml").read_text()
 
 
+def test_an_editable_install_is_found_from_the_folder_above_which_has_a_folder_of_its_name(written, tmp_path):
+    folder, _ = written
+    code = "from setuptools.build_meta import build_editable; build_editable({!r})".format(str(tmp_path / "built"))
+    (tmp_path / "built").mkdir()
+    subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, check=True)
+    (wheel,) = (tmp_path / "built").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    code = f"import site; site.addsitedir({str(tmp_path / 'site')!r}); from two_means.module import TwoMeansModule"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.slow
 def test_the_written_test_passes_and_fails_with_another_loss(written):
     folder, _ = written
 
     def tested():
         words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-        environment = os.environ | {"PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+        environment = os.environ | {"PYTHONPATH": str(folder / "src"), "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.run(words, env=environment, capture_output=True, text=True, cwd=folder.parent, check=False)
 
     passed = tested()
     assert passed.returncode == 0, passed.stdout + passed.stderr
-    module = folder / "two_means/module.py"
+    module = folder / "src/two_means/module.py"
     module.write_text(module.read_text().replace("return (image_to_text + text_to_image) / 2", "return image_to_text"))
     assert "1 failed, 1 passed" in tested().stdout
 
@@ -80,7 +94,7 @@ def test_two_processes_train_it_as_one_does(written):
             "--trainer.enable_progress_bar=false",
         ]
         words += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder / name}"]
-        done = run_script(["-m", "vlightning.cli", *map(str, words)], cwd=folder)
+        done = run_script(["-m", "vlightning.cli", *map(str, words)], cwd=folder / "src")
         assert done.returncode == 0, done.stderr
         (checkpoint,) = (folder / name).rglob("last.ckpt")
         if checkpoint.is_dir():

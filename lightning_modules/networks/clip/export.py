@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ....common.errors import UserError
 from ....common.preprocessing import Preprocessing, described, recorded_preprocessing
 from ....common.tokenizers import saved_tokenizer, with_prefix
@@ -28,7 +30,9 @@ LAYOUTS = {
 """Description of each layout."""
 
 
-def export_network(content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+def export_network(
+    content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+) -> str:
     """Write the network of a checkpoint: the moving average if there is one, else the student.
 
     Args:
@@ -36,6 +40,7 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
         source: where the checkpoint is from, for messages.
         target: a new file or folder, or an empty folder.
         layout: one of `LAYOUTS`.
+        dtype: precision of programs.
 
     Returns:
         A sentence about what was written.
@@ -73,7 +78,7 @@ def export_network(content: Mapping[str, Any], source: str, target: str, layout:
             save_transformers(network, prepared, target)
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
-        options: Any = {"preprocessing": record, "tokenizer": tokenizer}
+        options: Any = {"preprocessing": record, "tokenizer": tokenizer, "dtype": dtype}
         export_towers(network, target, layout, size, **options)  # type: ignore[arg-type]
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed

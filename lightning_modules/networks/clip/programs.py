@@ -45,7 +45,7 @@ def export_towers(
         image_size: S.
         fused: as in `towers`.
         normalize: as in `towers`.
-        dtype: as in `towers`: float32, float16 or, for "torch_export", bfloat16. On x86, onnxruntime may crash on
+        dtype: as in `write_programs`; reparameterization comes before rounding. On x86, onnxruntime may crash on
             float16 unless its optimization stops at ORT_ENABLE_EXTENDED.
         preprocessing: record of the image preprocessing for the configuration, plain data.
         tokenizer: the tokenizer of a text encoder of transformers, as JSON text; other models have CLIP's.
@@ -57,7 +57,7 @@ def export_towers(
         UserError: As in `write_programs`, or if the model takes no images of this size.
         OSError: If the files cannot be written.
     """
-    image, text = (tower.cpu() for tower in towers(model, fused, normalize, dtype))
+    image, text = (tower.cpu() for tower in towers(model, fused, normalize))
     _check_size(image, image_size)
     length = model.context_length
     words = model.vocab_size
@@ -82,7 +82,7 @@ def export_towers(
     if encoder is None:
         tokenizer = clip_tokenizer_json() if words == CLIP_VOCABULARY else None
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
-    return write_programs(pair, folder, format, config, padding)
+    return write_programs(pair, folder, format, config, padding, dtype)
 
 
 @torch.no_grad()

@@ -133,8 +133,8 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
     assert "name of a new file" in _refused(capsys, trained, tmp_path / "empty", "--layout", "albef")
     line = _refused(capsys, trained, tmp_path / "student.pth", "--layout", "student")
     assert (
-        "Expected vlightning or albef or transformers or torch_export or onnx or onnx_int8 as the layout of ALBEFModule"
-        in line
+        "Expected vlightning or albef or transformers or torch_export or onnx or onnx_int8 or immich or coreml or "
+        "executorch as the layout of ALBEFModule" in line
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "full", "x.ckpt"]
 
@@ -142,8 +142,8 @@ def test_refused_exports_are_one_sentence(trained, tmp_path, capsys):
 def test_module_runs_as_a_command_and_describes_itself():
     done = run_script(["-m", "vlightning.cli", "export", "--help"])
     assert done.returncode == 0, done.stderr
-    layouts = "vlightning,albef,transformers,torch_export,onnx,onnx_int8,open_clip,vendor,adapters,student"
-    layouts += ",torchvision,detectron2,learngene"
+    layouts = "vlightning,albef,transformers,torch_export,onnx,onnx_int8,immich,coreml,executorch,open_clip,vendor"
+    layouts += ",adapters,student,torchvision,detectron2,learngene"
     assert f"--layout {{{layouts}}}" in done.stdout
 
 

@@ -212,7 +212,11 @@ def test_existing_files_are_kept(tmp_path):
     [
         ({"image_size": 40}, UserError, r"got 40 pixels \(.+\): correct image_size"),
         ({"format": "onnx", "dtype": torch.bfloat16}, UserError, r"bfloat16, which ONNX.*torch_export"),
-        ({"format": "tflite"}, UserError, r"Expected the format torch_export or onnx or onnx_int8, got 'tflite'"),
+        (
+            {"format": "tflite"},
+            UserError,
+            r"Expected the format torch_export or onnx or .* or executorch, got 'tflite'",
+        ),
         ({"model": nn.Linear(2, 2)}, UserError, "Expected open_clip's CLIP or CustomTextCLIP.* got a Linear"),
         ({"model": open_clip.CLIP(24, {"layers": [1] * 4, "width": 8}, PLAIN["text_cfg"])}, UserError, "call eval"),
     ],

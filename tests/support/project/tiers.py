@@ -1,7 +1,8 @@
 """Selection of the tier `unit`: tests whose source starts no process or training run, and exports no program.
 
 Loader workers are processes; calls with `num_workers=` other than 0 start them. Each export of a program runs a
-compiler for seconds: tests that call `export_towers` are left out; those that export a checkpoint start more anyway.
+compiler for seconds: tests that call `export_towers` or `write_programs` are left out; those that export a checkpoint
+start more anyway.
 """
 
 import ast
@@ -24,7 +25,8 @@ STARTING_MODULES = {
     "support.runs.slurm_cluster",
     "support.project.wheel",
 }
-STARTING_NAMES = {"Trainer", "trainer", "fit", "validate", "predict", "export_towers", "loader workers"}
+EXPORTING_NAMES = {"export_towers", "write_programs"}
+STARTING_NAMES = {"Trainer", "trainer", "fit", "validate", "predict", "loader workers"} | EXPORTING_NAMES
 
 
 def starts_something(file: Path, function: str) -> bool:
