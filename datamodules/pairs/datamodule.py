@@ -280,11 +280,6 @@ class ImageTextDataModule(DividedSources, SourceArguments, PairDataModule):
                 "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
                 "a source with five captions for each image a weight of 5."
             )
-        if self.mixing_temperature != 1:
-            raise UserError(
-                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
-                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
-            )
         if self.limit_eval_rows is not None:
             raise UserError(
                 f"Expected no data.limit_eval_rows with data.streaming, which does not know the numbers of rows, got "

@@ -12,11 +12,10 @@ from PIL import Image
 
 from support.data.images import draw_image, encoded
 from support.data.storage import Flaky, s3_server, upload
-from support.data.streams import read
+from support.data.streams import indices, outcomes, read
 from support.data.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.streams import StreamedTrainingSet
 from vlightning.datamodules.reading import remote
 from vlightning.datamodules.reading.shards import Shards, find_shards
 
@@ -125,19 +124,8 @@ def test_of_a_shard_only_headers_texts_and_the_images_of_the_rows_are_read(files
     assert not Flaky.reads  # the copy of the texts is found by the stamps of the files
 
 
-class Encoder:
-    @staticmethod
-    def usable(caption):
-        return True
-
-
-def streamed(rows, done, batches=8):
-    return StreamedTrainingSet(rows, lambda image: torch.zeros(1), Encoder(), 7, 3, batches, 5, (1, 0), (2, done))
-
-
-def sample_indices(dataset):
-    for outcomes in dataset:
-        yield [outcome.sample.sample_index for outcome in outcomes]
+def options_of(done):
+    return {"done": done, "batches": 8, "batch_size": 3, "block": 5, "seed": 7, "epoch": 2}
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
@@ -145,10 +133,14 @@ def test_a_stream_that_broke_off_goes_on_without_loss(files, module, tmp_path, m
     pattern = write(files, kind)
     upload(files.folder, "flaky://data")
     options = {"streaming": True, "samples_per_epoch": 24, "cache_dir": str(tmp_path / "remote"), "read_retries": 1}
-    data = module(train=f"flaky://data/{pattern}", **options)
-    data.setup("fit")
-    rows = data._opened("train")
-    whole = read(streamed(rows, 0))
+
+    def again():
+        data = module(train=f"flaky://data/{pattern}", **options)
+        data.setup("fit")
+        return data._opened("train")
+
+    rows = again()
+    whole = read(rows, **options_of(0))
     seen, calls = [], []
 
     def fault(path):
@@ -160,14 +152,12 @@ def test_a_stream_that_broke_off_goes_on_without_loss(files, module, tmp_path, m
     with pytest.raises(
         remote.RemoteError, match=r"Expected to read 'flaky://data/\d\.\w+', got an error 2 time"
     ) as error:
-        seen.extend(sample_indices(streamed(rows, 0)))
+        seen.extend(map(indices, outcomes(again(), **options_of(0))))
     assert "\n" not in str(error.value)
     assert "data.read_retries" in str(error.value)
     assert 0 < len(seen) < len(whole)
     monkeypatch.setattr(Flaky, "fault", staticmethod(lambda path: None))
-    again = module(train=f"flaky://data/{pattern}", **options)
-    again.setup("fit")
-    assert seen + read(streamed(again._opened("train"), len(seen))) == whole
+    assert seen + read(again(), **options_of(len(seen))) == whole
 
 
 def test_earlier_samples_of_a_shard_are_not_read_on_resume(files, module, tmp_path, monkeypatch):
