@@ -3,10 +3,10 @@
     python benchmarks/streams.py --only shuffle                 # distances, and a training on sorted rows
     python benchmarks/streams.py --only rate --before TREE      # beside the code of another checkout
 
-*Distances*: of 100 shards with 1,000 rows each, batches of 64. A row's number is its place in all shards together; the
-*Distances*: of 100 shards with 1,000 rows each, batches of 64. A row has its place in all shards together as its number; the
-within 50 places. The full shuffle is a permutation of all rows; "consecutive blocks" shuffles 1,024 rows that follow
-each other in a shard, as this reader did until version 0.4 with one worker.
+*Distances*: of 100 shards with 1,000 rows each, batches of 64. The number of a row is its place in all shards together; the
+distance of neighbours in a batch is that of their numbers. Beside it how many of the 64 rows have another row of their
+batch within 50 places. The full shuffle is a permutation of all rows; "consecutive blocks" shuffles 1,024 rows that follow
+each other in a shard, as the reader of release 0.2 did in each loader worker.
 
 *Training on sorted rows*: softmax regression on 100,000 points of 100 classes, sorted by class, so that a shard has
 one class; one epoch of SGD. Accuracy on other points of the same classes, mean and deviation over seeds.
