@@ -3,10 +3,10 @@
     python benchmarks/streams.py --only shuffle                 # distances, and a training on sorted rows
     python benchmarks/streams.py --only rate --before TREE      # beside the code of another checkout
 
-*Distances*: of 100 shards with 1,000 rows each, batches of 64. The number of a row is its place in all shards together; the
-distance of neighbours in a batch is that of their numbers. Beside it how many of the 64 rows have another row of their
-batch within 50 places. The full shuffle is a permutation of all rows; "consecutive blocks" shuffles 1,024 rows that follow
-each other in a shard, as the reader of release 0.2 did in each loader worker.
+*Distances*: of 100 shards with 1,000 rows each, batches of 64. The number of a row is its place in all shards together;
+the distance of neighbours in a batch is that of their numbers. Beside it how many of the 64 rows have another row of
+their batch within 50 places. The full shuffle is a permutation of all rows; "consecutive blocks" shuffles 1,024 rows
+that follow each other in a shard, as release 0.2 did in each loader worker.
 
 *Training on sorted rows*: softmax regression on 100,000 points of 100 classes, sorted by class, so that a shard has
 one class; one epoch of SGD. Accuracy on other points of the same classes, mean and deviation over seeds.
@@ -69,11 +69,11 @@ class Numbered:
         return False
 
 
-def streamed(seed: int, epoch: int, groups: int | None = None) -> np.ndarray:
+def streamed(seed: int, epoch: int, groups: int | None = None, block: int = 1024) -> np.ndarray:
     """Return the numbers of the rows of an epoch of a stream, int64 [batches, rows per batch]."""
     from vlightning.datamodules.streams.order import StreamOrder
 
-    order = StreamOrder(Numbered(groups), seed, epoch, SHARDS * ROWS // BATCH, BATCH, 1024)
+    order = StreamOrder(Numbered(groups), seed, epoch, SHARDS * ROWS // BATCH, BATCH, block)
     batches = np.empty((order.batches, BATCH), np.int64)
     for first in range(0, order.batches, order.depth):
         _, _, depth = order.block_of(first)
@@ -102,7 +102,9 @@ def consecutive(seed: int, epoch: int) -> np.ndarray:
 ORDERS = {
     "full shuffle": full,
     "stream of tar files": streamed,
+    "stream of tar files, first epoch": lambda seed, epoch: streamed(seed, 0),
     "stream of Parquet, row groups of 100": lambda seed, epoch: streamed(seed, epoch, 100),
+    "the same, blocks of 8,192": lambda seed, epoch: streamed(seed, epoch, 100, 8192),
     "consecutive blocks": consecutive,
 }
 

@@ -4,8 +4,9 @@ Each step narrows down which row is at a position:
 
 1. *Passes.* An epoch reads its shards in passes. The order of the shards in a pass is drawn from (seed, epoch, pass);
    by its weight, or by the temperature of the mixture, a shard is in it several times or not at all.
-2. *Windows.* The shards of a pass are divided into windows of at most `WINDOW` shards. Only the shards of a window have
-   to be counted before its rows are read, so that training starts while later shards are counted.
+2. *Windows.* The shards of a pass are divided into windows of at most `WINDOW` shards, which have to be counted before
+   their rows are read. The first pass of a run begins with small windows: training starts while later shards are
+   counted.
 3. *Chunks.* A shard is cut into chunks of consecutive rows, which are read at once. The chunks of all shards of a
    window are in an order drawn from (seed, epoch, pass, window); of a shard that can only be read from its start they
    keep their own order. This is the *sequence* of rows, over all windows and passes.
@@ -32,13 +33,16 @@ from ..base.sampling import block_order, chunk_generator, shard_generator
 
 ORDER = 2
 """Version of the order, in checkpoints: with another one a run cannot go on. Version 1 divided shards among workers."""
-WINDOW = 64
-"""Number of shards whose chunks are in random order."""
+WINDOW = 4096
+"""Most shards whose chunks are in random order together."""
 FIRST_WINDOW = 8
-"""Number of shards in the first window of a run, which doubles with each window: they are counted before training."""
-CHUNKS = 64
+"""Number of shards in the first window of a run: they are counted before training. Each window has `GROWTH` as many."""
+GROWTH = 4
+SEQUENTIAL = 64
+"""Most shards without random access that are read at the same time, each of which is an open file."""
+CHUNKS = 128
 """Number of chunks of a block, where shards can be cut anywhere; more of them shuffle better, but are more reads."""
-LONGEST_CHUNK = 64
+LONGEST_CHUNK = 32
 """Most rows of a chunk where shards can be cut anywhere."""
 LEAST_DEPTH = 4
 """Least number of batches that are shuffled together."""
@@ -151,10 +155,16 @@ class Window:
         owners = np.repeat(np.arange(len(starts)), [len(part) for part in starts])
         sizes = [np.diff(part, append=count) for part, count in zip(starts, self.counts, strict=True)]
         order = draw.permutation(len(owners))
-        for number, entry in enumerate(self.entries):
-            if stream.is_sequential(entry.shard):
-                places = np.flatnonzero(owners[order] == number)
-                order[places] = np.sort(order[places])
+        sequential = [number for number, entry in enumerate(self.entries) if stream.is_sequential(entry.shard)]
+        if sequential:
+            # Few of these shards at a time, and the chunks of each in their own order.
+            ranks = np.full(len(self.entries), -1)
+            ranks[sequential] = np.arange(len(sequential)) // SEQUENTIAL
+            places = np.flatnonzero(ranks[owners[order]] >= 0)
+            order[places] = order[places][np.argsort(ranks[owners[order[places]]], kind="stable")]
+            for number in sequential:
+                own = places[owners[order[places]] == number]
+                order[own] = np.sort(order[own])
         chosen = np.concatenate(sizes)[order]
         return owners[order], np.concatenate(starts)[order], chosen, np.cumsum(chosen)
 
@@ -237,10 +247,6 @@ class StreamOrder:
                 found += window.runs(self.stream, begin, end, self.chunk)
         return found
 
-    def open_shards(self) -> set[tuple[int, int]]:
-        """Return shard and turn of the entries of the windows that the last runs are in."""
-        return {(entry.shard, entry.turn) for window in self._windows for entry in window.entries}
-
     def places(self, batch: int) -> np.ndarray:
         """Return which of its rows each slot gives to each batch of a block, int64 [slots, batches]."""
         number, _, depth = self.block_of(batch)
@@ -303,10 +309,10 @@ def _groups(entries: list[Entry], growing: bool) -> Iterator[list[Entry]]:
     """Yield the entries of the windows of a pass, in windows that are at first smaller if `growing`."""
     start = 0
     size = FIRST_WINDOW
-    while growing and size < WINDOW and start < len(entries):
+    while growing and size < WINDOW and len(entries) - start > 2 * size:
         yield entries[start : start + size]
         start += size
-        size *= 2
+        size *= GROWTH
     rest = entries[start:]
     if rest:
         ends = np.linspace(0, len(rest), -(-len(rest) // WINDOW) + 1).astype(int).tolist()

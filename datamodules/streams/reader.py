@@ -18,7 +18,7 @@ from ..base.faults import BadSample, Fault, Outcome
 from ..base.samples import ATTEMPTS, SeededSet
 from ..base.sampling import sample_numbers, substitute
 from ..reading.stream import Stream, StreamedRow
-from .order import Run, StreamOrder
+from .order import SEQUENTIAL, Run, StreamOrder
 
 LOCAL_READS = 2
 """Number of reads of files on disks at the same time."""
@@ -210,10 +210,9 @@ class BlockReader:
             group = groups.setdefault(run[:3], [])
             places.append((run[:3], len(group)))
             group.append(run)
-        # A chunk may go on in the next block; a shard that is read from its start on goes on until its window ends.
-        shards = self.order.open_shards()
-        kept = {key for key in self._cursors if key[2] < 0 and key[:2] in shards}
-        self._cursors = {key: self._cursors.get(key) or Cursor(self.stream) for key in (*groups, *kept)}
+        # A chunk may go on in the next block; a shard that is read from its start on goes on later too.
+        kept = [key for key in self._cursors if key[2] < 0 and key not in groups][-SEQUENTIAL:]
+        self._cursors = {key: self._cursors.get(key) or Cursor(self.stream) for key in (*kept, *groups)}
         parts = {key: self._reading.submit(self._cursors[key].read, group) for key, group in groups.items()}
         return [(parts[key], place) for key, place in places]
 

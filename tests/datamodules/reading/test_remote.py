@@ -5,14 +5,16 @@ import json
 from pathlib import Path
 
 import fsspec
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from PIL import Image
 
 from support.data.images import draw_image, encoded
 from support.data.storage import Flaky, s3_server, upload
-from support.data.streams import indices, outcomes, read
+from support.data.streams import global_batches, indices, outcomes, read
 from support.data.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
@@ -335,3 +337,28 @@ def test_pairs_on_a_server_of_s3_that_throttles_fails_and_cuts_off(files, module
         app.always = "throttled"
         with pytest.raises(UserError, match=r"Expected to read 's3://pairs/tar/0.tar', got an error 2 time.*throttled"):
             batches(module, "s3://pairs/tar/*.tar", "later", tmp_path, read_retries=1)
+
+
+def test_weighted_sources_on_a_server_of_s3_go_on_with_any_number_of_processes(files, module, tmp_path, monkeypatch):
+    with s3_server(monkeypatch) as app:
+        sources = []
+        for kind, weight in (("tar", 2.0), ("parquet", 1.0), ("jsonl", 1.0)):
+            pattern = write(files, kind, 8)
+            upload(files.folder, f"s3://pairs/{kind}")
+            sources.append({"path": f"s3://pairs/{kind}/{pattern}", "weight": weight})
+        data = module(train=sources, streaming=True, samples_per_epoch=36, cache_dir=str(tmp_path / "remote"))
+        data.setup("fit")
+        rows = data._opened("train")
+        options = {"batches": 3, "block": 12, "seed": 7, "epoch": 1}
+        whole = global_batches(rows, 1, 12, **options)
+        total = {shard: rows.count(shard) for shard in range(5)}
+        assert sum(map(len, whole)) == 2 * 8 + 8 + 8 + 4 == 36  # a pass of 32 and the beginning of the next one
+        assert {row >> 32 for batch in whole for row in batch} == set(total)
+
+        @settings(max_examples=8, deadline=None)
+        @given(st.integers(1, 4), st.integers(0, 3))
+        def go_on(processes, done):
+            assert global_batches(rows, processes, 12, done=done, **options) == whole[done:]
+
+        go_on()
+        assert min(app.faults.values()) > 1

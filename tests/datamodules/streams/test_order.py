@@ -104,9 +104,6 @@ def test_only_the_shards_of_the_first_windows_are_counted_before_the_first_batch
     order = StreamOrder(shards, 0, 0, 100, 64, 1024)
     order.runs(0, range(64))
     assert len(set(shards.counted)) == orders.FIRST_WINDOW
-    shards.counted.clear()
-    StreamOrder(shards, 0, 1, 100, 64, 1024).runs(0, range(64))
-    assert len(set(shards.counted)) <= orders.WINDOW
 
 
 @settings(max_examples=60, deadline=None)
