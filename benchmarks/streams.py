@@ -117,8 +117,12 @@ def distances(batches: np.ndarray) -> dict[str, float]:
     beside[:, 1:] |= near
     beside[:, :-1] |= near
     quantiles = {f"{percent}%": float(np.percentile(apart, percent)) for percent in (10, 50, 90)}
-    shards = [len(np.unique(batch)) for batch in batches // ROWS]
-    return quantiles | {"mean": float(apart.mean()), "near": float(beside.sum(1).mean()), "shards": np.mean(shards)}
+    shards = float(np.mean([len(np.unique(batch)) for batch in batches // ROWS]))
+    return quantiles | {
+        "mean": float(apart.mean()),
+        "near": float(beside.sum(1).mean()),
+        "shards": float(np.mean(shards)),
+    }
 
 
 def accuracy(epochs: list[np.ndarray], seed: int) -> float:

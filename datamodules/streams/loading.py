@@ -18,6 +18,7 @@ from ..base.samples import usable_samples
 from ..base.sampling import TrainingPosition, batches_per_epoch, compare_order, seeded, share_of_batch
 from ..reading.open import Opening
 from ..reading.remote import RETRIES
+from ..reading.resolve import as_source
 from ..reading.stream import Stream, StreamedRow
 from .order import ORDER
 from .reader import StreamBatchSampler, StreamedSet
@@ -155,7 +156,7 @@ def stream_loader(
     """
     named = [sources] if isinstance(sources, str | Mapping) else list(sources)
     opening = Opening(None, image_column, caption_column, image_id_column, cache_dir, retries=read_retries)
-    opened = [opening.open(dict(one) if isinstance(one, Mapping) else one, "train", streaming=True) for one in named]
+    opened = [opening.open(as_source(dict(one) if isinstance(one, Mapping) else one), "train", True) for one in named]
     if not opened:
         raise UserError("Expected at least one source of a stream, got none: name files.")
     stream = Stream(opened, MAX_PIXELS)
