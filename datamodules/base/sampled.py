@@ -41,8 +41,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
     """Base of all datamodules, which provides rows in batches of the project's contract (dicts of tensors).
 
     The order of samples is a function of (seed, epoch), and each random draw for a sample is a function of (seed,
-    epoch, row): a resumed run reads the same samples as an uninterrupted run, with any number of loader workers; that
-    of a stream needs the same number.
+    epoch, row): a resumed run reads the same samples as an uninterrupted run, with any number of loader workers.
     Evaluation reads each item exactly once over all processes, without padding.
 
     A subclass defines the rows, samples and batches in the methods of the first section. It passes the arguments below
@@ -246,7 +245,7 @@ class SampledDataModule(RecordedArguments, CheckedLoading, pl.LightningDataModul
         """Restore the seed of a checkpoint, and warn if the order of samples cannot continue exactly.
 
         Raises:
-            UserError: If a stream would be divided in another way, and so read some rows twice and others never.
+            UserError: If a stream would have another order, and so read some rows twice and others never.
         """
         seed = state_dict["seed"]
         if seed != self.run_seed:
@@ -392,7 +391,7 @@ class RowLoaders:
         return len(self.data.epoch_mix(rows))
 
     def stream_settings(self, rows: Any) -> dict[str, Any]:
-        """Return by name what decides which loader worker reads which row of a stream; empty for random access."""
+        """Return by name what the order of a stream depends on; empty for random access."""
         return {}
 
     def check_random_access(self, split: Split, content: str) -> None:

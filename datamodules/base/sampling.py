@@ -29,7 +29,7 @@ Key = tuple[int, int]
 """Key of a training sample: (epoch, item of a `Mix`). Persistent workers do not know the epoch otherwise."""
 
 # Each use of the seed has its own number, so that the order of epoch 3 and the draws of row 3, for example, differ.
-_ORDER, _SAMPLE, _SUBSTITUTE, _BLOCK, _SHARDS = range(5)
+_ORDER, _SAMPLE, _SUBSTITUTE, _BLOCK, _SHARDS, _CHUNKS = range(6)
 
 
 def generator(*counters: int) -> np.random.Generator:
@@ -46,14 +46,20 @@ def epoch_order(seed: int, epoch: int, mix: Mix) -> np.ndarray:
     return mix.order(generator(_ORDER, seed, epoch))
 
 
-def shard_order(seed: int, epoch: int, pass_number: int, shards: Mix) -> np.ndarray:
-    """Return the order in which the shards of a streamed split are read in a pass of an epoch."""
-    return shards.order(generator(_SHARDS, seed, epoch, pass_number)) % shards.rows
+def shard_generator(seed: int, epoch: int, pass_number: int) -> np.random.Generator:
+    """Return the generator of the order in which the shards of a streamed split are read in a pass of an epoch."""
+    return generator(_SHARDS, seed, epoch, pass_number)
 
 
-def block_order(seed: int, epoch: int, stream: int, block: int, rows: int) -> np.ndarray:
-    """Return the order of the rows within one block of a stream."""
-    return generator(_BLOCK, seed, epoch, stream, block).permutation(rows)
+def chunk_generator(seed: int, epoch: int, pass_number: int, window: int) -> np.random.Generator:
+    """Return the generator of the order of the chunks of some shards, a window of a pass."""
+    return generator(_CHUNKS, seed, epoch, pass_number, window)
+
+
+def block_order(seed: int, epoch: int, block: int, slots: int, depth: int) -> np.ndarray:
+    """Return which of its rows each slot gives to each batch of a block of a stream, int64 [slots, depth]."""
+    rows = np.tile(np.arange(depth), (slots, 1))
+    return generator(_BLOCK, seed, epoch, block).permuted(rows, axis=1)
 
 
 def substitute(seed: int, epoch: int, row: int, attempt: int, length: int) -> int:
@@ -62,7 +68,10 @@ def substitute(seed: int, epoch: int, row: int, attempt: int, length: int) -> in
 
 
 def sample_numbers(seed: int, epoch: int, row: int) -> tuple[int, int]:
-    """Return the random numbers of one sample: a 64-bit seed for its transform, and 32 bits that select its caption."""
+    """Return the random numbers of one sample: a 64-bit seed for its transform, and 32 bits that select its caption.
+
+    Each repetition of a row in an epoch has another number `row`, of any size.
+    """
     numbers = np.random.SeedSequence((_SAMPLE, seed, epoch, row)).generate_state(3, np.uint32).tolist()
     return numbers[0] << 32 | numbers[1], numbers[2]
 
@@ -189,8 +198,13 @@ def compare_order(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         What differs, in clauses, if the number of processes differs: it is then reported with all that this changes.
 
     Raises:
-        UserError: If a stream would be divided in another way, and so read some rows twice and others never.
+        UserError: If a stream would have another order, and so read some rows twice and others never.
     """
+    if now["stream"] and then["stream"] and "order" not in then["stream"]:
+        raise UserError(
+            "Expected a checkpoint whose stream has an order of its own, got one of an earlier release, which divided "
+            "the shards among the loader workers: finish the run with that release, or start anew from its weights."
+        )
     differing = [
         f"{name} {value} instead of {then['stream'][name]}"
         for name, value in now["stream"].items()
@@ -198,8 +212,9 @@ def compare_order(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
     if differing:
         raise UserError(
-            f"Expected a stream that is divided as in the run of the checkpoint, got {', '.join(differing)}, with "
-            "which some rows would be read twice and others never: set what differs as it was, or start anew."
+            f"Expected a stream in the order of the run of the checkpoint, got {', '.join(differing)}, with which some "
+            "rows would be read twice and others never: set what differs as it was (a global batch by "
+            "data.global_batch_size), or start anew."
         )
     sizes_then = then["global_batch_size"], then["rows"]
     sizes_now = now["global_batch_size"], now["rows"]

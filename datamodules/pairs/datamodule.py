@@ -128,8 +128,8 @@ class ImageTextDataModule(DividedSources, SourceArguments, PairDataModule):
         streaming: whether to stream all splits instead of memory-mapping a copy.
         samples_per_epoch: training rows per epoch, over all processes; required for streaming, where the number of rows
             is unknown.
-        shuffle_block: number of rows that are shuffled together in streaming; each loader worker holds as many rows in
-            memory.
+        shuffle_block: least number of rows that are shuffled together in streaming, over all processes, which hold
+            twice as many in memory; four global batches if that is more.
         store: folder of a store of the training rows, which `vlightning embed` wrote: features of towers that the
             module locks are read from it, and the towers do not run. Epoch e reads view e of an image. Or folders by
             the splits of their rows, such as `{train: stores/pairs, validation: stores/held_out}`; an evaluation or a
@@ -279,11 +279,6 @@ class ImageTextDataModule(DividedSources, SourceArguments, PairDataModule):
             raise UserError(
                 "Expected data.samples: images with data.streaming, got captions: set data.streaming to false, or give "
                 "a source with five captions for each image a weight of 5."
-            )
-        if self.mixing_temperature != 1:
-            raise UserError(
-                f"Expected data.mixing_temperature 1 with data.streaming, which does not know the numbers of rows, got "
-                f"{self.mixing_temperature:g}: give the sources weights, or set data.streaming to false."
             )
         if self.limit_eval_rows is not None:
             raise UserError(

@@ -1,223 +1,83 @@
-"""Datasets of streamed splits; order and position are functions of counters, without the state of a shuffle buffer.
-
-A *stream* is the sequence of rows that one loader worker of one process reads: with `W` workers in each of `N`
-processes there are `N*W` streams. In each pass over the data the shards are assigned to the streams in an order that
-is drawn from (seed, epoch, pass); if there are fewer shards than streams, each stream reads all shards and keeps every
-`N*W`-th row. A stream is divided into blocks, and each block is shuffled by (seed, epoch, stream, block). A run
-resumes exactly, and is refused with another number of workers or processes (`StreamLoaders.stream_settings`).
-
-If rows can be counted without reading them (tar and Parquet files on disk), reading starts at the block of the current
-position. Otherwise (JSON, the hub, compressed tar files) the earlier rows are read as well, but not decoded.
-"""
+"""Samples and loaders of streamed pairs; `streams` reads their rows in an order that is a function of counters."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...common.errors import UserError
 from ..base.decode import Decoder, decoding_by
-from ..base.faults import BadSample, Fault, Outcome
+from ..base.faults import BadSample, Outcome
 from ..base.loaders import BatchLoader
 from ..base.sampled import RowLoaders
-from ..base.samples import ATTEMPTS, Transform
-from ..base.sampling import TrainingPosition, block_order, sample_numbers, shard_order, substitute
+from ..base.samples import Transform
+from ..base.sampling import TrainingPosition
 from ..base.stages import Split
 from ..reading.stream import Stream, StreamedRow
+from ..streams.order import ORDER
+from ..streams.reader import StreamBatchSampler, StreamedSet
 from ..text.tokenizers import Encoder
-from .samples import EvaluationReader, PairReader, ShortTexts
-
-
-class Share(NamedTuple):
-    """Rows that a stream reads in one pass: every `step`-th row of some shards, starting at row `start`."""
-
-    shards: list[int]
-    start: int
-    step: int
+from .samples import EvaluationReader, PairReader, Sample, ShortTexts
 
 
 @dataclass(eq=False)
-class StreamedBlock:
-    """Rows of a stream that are shuffled together, with the members of `PairRows` that `PairReader` reads.
+class OneRow:
+    """A streamed row with the members of `PairRows` that `PairReader` reads.
 
     Args:
         stream: shards of the split.
-        rows: the rows, with their images still encoded.
+        item: the row, with its image still encoded.
     """
 
     stream: Stream
-    rows: list[StreamedRow]
+    item: StreamedRow
 
     def captions(self, row: int) -> list[str]:
         """Return the raw captions; raises `BadSample`."""
-        fault = self.rows[row].row.fault
+        fault = self.item.row.fault
         if fault is not None:
             raise BadSample(*fault)
-        return self.rows[row].row.captions
+        return self.item.row.captions
 
     def image(self, row: int) -> Image.Image:
         """Return the decoded image (RGB); raises `BadSample`."""
-        image: Image.Image = self.stream.decoder(self.rows[row])()
+        image: Image.Image = self.stream.decoder(self.item)()
         return image
 
     def image_id(self, row: int) -> int:
         """Return a number that is equal for rows of the same image."""
-        return self.stream.image_id(self.rows[row])
+        return self.stream.image_id(self.item)
 
     def name(self, row: int) -> str:
-        """Return the name of a row in messages."""
-        return self.rows[row].name
+        """Return the name of the row in messages."""
+        return self.item.name
 
 
 @dataclass(eq=False)
-class StreamedTrainingSet(IterableDataset[list[Outcome]]):
-    """Dataset of the training batches of this process, starting at a position.
+class StreamedPairReader:
+    """Reader of streamed training samples: an augmented image with one of its captions.
 
     Args:
         stream: shards of the split.
         transform: image to float [3, H, W].
         encoder: decides which captions are usable.
-        seed: the run's seed.
-        batch_size: rows per process and batch.
-        batches: number of batches in a full epoch.
-        block: number of rows that are shuffled together.
-        replicas: number of processes, and the index of this one.
-        position: epoch, and number of batches that were already done in it.
-        decoder: decoder of the images.
         short_texts: as in `PairReader`.
     """
 
     stream: Stream
     transform: Transform
     encoder: Encoder
-    seed: int
-    batch_size: int
-    batches: int
-    block: int
-    replicas: tuple[int, int]
-    position: tuple[int, int]
-    decoder: Decoder = "pillow"
     short_texts: ShortTexts | None = None
 
-    def __post_init__(self) -> None:
-        self.epoch, self.done = self.position
-
-    def __iter__(self) -> Iterator[list[Outcome]]:
-        info = get_worker_info()
-        workers = 1 if info is None else info.num_workers
-        worker = 0 if info is None else info.id
-        # The loader takes batches from the workers in turn and starts with worker 0, so that worker 0 continues the
-        # stream that comes next at this position.
-        stream = (worker + self.done) % workers
-        count, rank = self.replicas
-        batches = range(stream, self.batches, workers)
-        done = len(range(stream, min(self.done, self.batches), workers))
-        items = self._shuffled(rank * workers + stream, count * workers, done * self.batch_size)
-        for _ in batches[done:]:
-            with decoding_by(self.decoder):
-                batch = [self._outcome(*next(items)) for _ in range(self.batch_size)]
-            yield batch
-
-    def _shuffled(self, number: int, streams: int, skipped: int) -> Iterator[tuple[int, StreamedBlock]]:
-        """Yield pairs of a position in a block and the block, without end, and without the first `skipped` pairs.
-
-        The stream is number `number` of the `streams` of all processes.
-        """
-        block = 0
-        remaining = skipped
-        for pass_number in itertools.count():
-            share = self._share(pass_number, number, streams)
-            count = self._count(share, remaining) if remaining else None
-            if count and count <= remaining:
-                remaining -= count
-                block += -(-count // self.block)
-                continue
-            jumped = remaining // self.block if count else 0
-            remaining -= jumped * self.block
-            start = block
-            block += jumped
-            for rows in self._blocks(share, jumped * self.block):
-                if remaining < len(rows):
-                    order = block_order(self.seed, self.epoch, number, block, len(rows)).tolist()
-                    shuffled = StreamedBlock(self.stream, rows)
-                    for position in order[remaining:]:
-                        yield position, shuffled
-                remaining = max(remaining - len(rows), 0)
-                block += 1
-            if block == start:
-                raise UserError(
-                    f"Expected at least one row for each of {streams} loader workers of all processes, got none for "
-                    f"worker {number}: decrease data.num_workers."
-                )
-
-    def _share(self, pass_number: int, number: int, streams: int) -> Share:
-        """Return the rows that a stream reads in a pass."""
-        order = shard_order(self.seed, self.epoch, pass_number, self.stream.mix).tolist()
-        return Share(order[number::streams], 0, 1) if len(order) >= streams else Share(order, number, streams)
-
-    def _count(self, share: Share, enough: int) -> int | None:
-        """Return the number of rows of a share; None if it is unknown. Counting stops above `enough`."""
-        rows = 0
-        rows_of_shards = 0
-        for shard in share.shards:
-            count = self.stream.count(shard)
-            if count is None:
-                return None
-            rows_of_shards += count
-            rows = max(0, -((share.start - rows_of_shards) // share.step))
-            if rows > enough:
-                break
-        return rows
-
-    def _blocks(self, share: Share, skipped: int) -> Iterator[list[StreamedRow]]:
-        """Yield the rows of a share in blocks, without the first `skipped` rows."""
-        rows: list[StreamedRow] = []
-        for item in self._rows(share, skipped):
-            rows.append(item)
-            if len(rows) == self.block:
-                yield rows
-                rows = []
-        if rows:
-            yield rows
-
-    def _rows(self, share: Share, skipped: int) -> Iterator[StreamedRow]:
-        """Yield the rows of a share without the first `skipped` rows, which are not read if they can be counted."""
-        wanted = share.start + skipped * share.step  # index in the current shard
-        for shard in share.shards:
-            jump = wanted >= share.step
-            count = self.stream.count(shard) if jump else None
-            if count is not None and count <= wanted:
-                wanted -= count
-                continue
-            end = start = wanted if jump else 0
-            for end, item in enumerate(self.stream.rows(shard, start), start + 1):
-                if end - 1 == wanted:
-                    yield item
-                    wanted += share.step
-            wanted -= end
-
-    def _outcome(self, position: int, block: StreamedBlock) -> Outcome:
-        """Read the row at a position in a block, or else a substitute from the same block."""
-        read = PairReader(block, self.transform, self.encoder, self.short_texts)
-        faults: list[Fault] = []
-        planned = block.rows[position].sample_index
-        for attempt in range(ATTEMPTS):
-            if attempt:
-                position = substitute(self.seed, self.epoch, planned, attempt, len(block.rows))
-            sample_index = block.rows[position].sample_index
-            try:
-                sample = read(position, sample_numbers(self.seed, self.epoch, sample_index))
-            except BadSample as bad:
-                faults.append(bad.fault)
-                continue
-            return Outcome(sample._replace(sample_index=sample_index), attempt + 1, faults)
-        return Outcome(None, ATTEMPTS, faults)
+    def __call__(self, item: StreamedRow, numbers: tuple[int, int]) -> Sample:
+        """Return the sample of a row with its random numbers; raises `BadSample`."""
+        read = PairReader(OneRow(self.stream, item), self.transform, self.encoder, self.short_texts)
+        return read(0, numbers)._replace(sample_index=item.sample_index)
 
 
 @dataclass(eq=False)
@@ -304,7 +164,6 @@ class StreamLoaders(RowLoaders):
         block: number of rows that are shuffled together.
     """
 
-    keeps_workers = False  # workers get the position when they start, so each pass starts new workers
     data: Any  # a `PairDataModule`
 
     def __init__(self, data: Any, samples_per_epoch: int, block: int) -> None:
@@ -317,13 +176,13 @@ class StreamLoaders(RowLoaders):
         return self.samples_per_epoch
 
     def stream_settings(self, rows: Stream) -> dict[str, Any]:
-        """Return by name what divides the rows of a stream, which a resumed run must not change."""
+        """Return by name what the order of a stream depends on, which a resumed run must not change."""
         return {
-            "data.num_workers": max(self.data.num_workers, 1),  # with 0 the process itself is the only worker
-            "processes": self.data.replicas()[0],
-            "data.batch_size": self.data.batch_size,
+            "order": ORDER,
+            "global batch": self.data.batch_size * self.data.replicas()[0],
             "data.samples_per_epoch": self.samples_per_epoch,
             "data.shuffle_block": self.block,
+            "data.mixing_temperature": self.data.mixing_temperature,
             "shards": rows.shards_read(),
         }
 
@@ -335,21 +194,28 @@ class StreamLoaders(RowLoaders):
         )
 
     def training_loader(self, rows: Stream, length: int, position: TrainingPosition) -> DataLoader[Any]:
-        """Return torch's loader of training batches, which the workers build themselves; arguments as in the base."""
+        """Return torch's loader of training batches, whose rows are read ahead; arguments as in the base."""
         data = self.data
-        dataset = StreamedTrainingSet(
+        transform = data.worker_transform(training=True)
+        read = StreamedPairReader(rows, transform, data.encoder(), data.short_texts)
+        dataset = StreamedSet(rows, read, data.run_seed)
+        sampler = StreamBatchSampler(
             rows,
-            data.worker_transform(training=True),
-            data.encoder(),
             data.run_seed,
             data.batch_size,
             length,
             self.block,
             data.replicas(),
-            position(),
-            short_texts=data.short_texts,
+            position,
+            data.mixing_temperature,
+            lambda: position.frozen_order,
         )
-        return data.torch_loader(dataset, data.training_collate(), batch_size=None)
+        return data.torch_loader(
+            dataset,
+            data.training_collate(),
+            batch_sampler=sampler,
+            persistent_workers=data.persistent_workers and data.num_workers > 0,
+        )
 
     def evaluation_loader(self, rows: Stream, split: Split, limited: bool) -> BatchLoader:
         """Return the loader of an evaluation, of unknown length; arguments as in the base."""

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -14,7 +15,7 @@ from ..base.faults import ROW_ERRORS, BadSample, unreadable
 from .csv_rows import refuse_duplicates
 from .layout import FAULT, Record, captions_in, identity_in, record
 from .lists import read_items
-from .remote import open_file
+from .remote import is_remote, open_file
 from .stream import READ_AT_ONCE
 
 FOOTER = 2**16
@@ -77,14 +78,15 @@ def parquet_records(
         for group in range(table.metadata.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
             if start < rows:
-                for row in itertools.islice(_rows(table, group, columns), start, None):
+                for row in _rows(table, group, columns, start):
                     yield record(lambda row=row: _of_row(row, image, caption, identity))  # type: ignore[misc]
             start = max(start - rows, 0)
 
 
-def _rows(table: parquet.ParquetFile, group: int, columns: list[str]) -> Iterator[dict[str, Any]]:
+def _rows(table: parquet.ParquetFile, group: int, columns: list[str], start: int) -> Iterator[dict[str, Any]]:
     for batch in table.iter_batches(READ_AT_ONCE, [group], columns):
-        for row in range(batch.num_rows):
+        first, start = start, max(start - batch.num_rows, 0)
+        for row in range(first, batch.num_rows):
             # One by one: text that is not UTF-8 in one row would fail the conversion of all rows.
             try:
                 yield {name: batch[name][row].as_py() for name in columns}
@@ -111,15 +113,34 @@ class ParquetSource:
         self.columns = (image, caption, image_id)
         self.retries = retries
         self.num_shards = len(self.files)
-        self._counts: dict[int, int] = {}
+        self._starts: dict[int, np.ndarray] = {}
 
-    def count(self, shard: int) -> int | None:
+    def count(self, shard: int) -> int:
         """Return the number of rows of a file, from its metadata."""
-        if shard not in self._counts:
-            with open_file(self.files[shard], self.retries, FOOTER) as content:
-                self._counts[shard] = parquet.read_metadata(content).num_rows
-        return self._counts[shard]
+        return int(self._bounds(shard)[-1])
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the records of a file, starting at row `start`."""
-        return parquet_records(self.files[shard], *self.columns, start, self.retries)
+    def chunk_starts(self, shard: int) -> np.ndarray:
+        """Return the first rows of the row groups of a file, which are read whole."""
+        return self._bounds(shard)[:-1]
+
+    def is_sequential(self, shard: int) -> bool:
+        """Return False, since reading starts at any row group."""
+        return False
+
+    def is_remote(self) -> bool:
+        """Return whether the files are read by URL."""
+        return any(is_remote(file) for file in self.files)
+
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the records of a file, from row `start` to row `stop`."""
+        records = parquet_records(self.files[shard], *self.columns, start, self.retries)
+        return records if stop is None else itertools.islice(records, max(stop - start, 0))
+
+    def _bounds(self, shard: int) -> np.ndarray:
+        """Return the first rows of the row groups, and the number of rows, int64 [groups + 1]."""
+        if shard not in self._starts:
+            with open_file(self.files[shard], self.retries, FOOTER) as content:
+                metadata = parquet.read_metadata(content)
+            sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            self._starts[shard] = np.cumsum([0, *sizes])
+        return self._starts[shard]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image
 
@@ -16,6 +17,7 @@ from ..base.faults import EMPTY_CAPTION, BadSample
 from ..base.mixing import Mix
 from ..text.captions import text_id, usable_caption
 from .layout import PROBED_ROWS, Layout, Row, check_probes, identity_number
+from .remote import is_remote
 
 READ_AT_ONCE = 64
 """Number of rows that are read together from a file."""
@@ -28,27 +30,65 @@ class StreamedSource(Protocol):
 
     num_shards: int
 
-    def count(self, shard: int) -> int | None:
-        """Return the number of rows of a shard, or None if the number is unknown."""
+    def count(self, shard: int) -> int:
+        """Return the number of rows of a shard, which may have to be read for it once."""
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard by column, starting at row `start`."""
+    def chunk_starts(self, shard: int) -> np.ndarray | None:
+        """Return the rows at which a shard may be cut, int64 [n], the first of them 0; None if it may be anywhere."""
+
+    def is_sequential(self, shard: int) -> bool:
+        """Return whether a shard can only be read from its start on, so that earlier rows are read as well."""
+
+    def is_remote(self) -> bool:
+        """Return whether each read waits for the network."""
+
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard by column, from row `start` to row `stop`."""
 
 
-class LibrarySource:
-    """Streamed source with an unknown number of rows that the `datasets` library reads (the hub)."""
+class CountedByReading:
+    """Part of a source whose shards are read to be counted, and from their start on."""
+
+    _counts: dict[int, int]
+
+    def count(self, shard: int) -> int:
+        """Return the number of rows of a shard, which is read for it once."""
+        if shard not in self._counts:
+            self._counts[shard] = self.count_rows(shard)
+        return self._counts[shard]
+
+    def count_rows(self, shard: int) -> int:
+        """Read a shard, and return the number of its rows."""
+        raise NotImplementedError
+
+    def chunk_starts(self, shard: int) -> None:
+        """Return None, since a shard may be cut anywhere."""
+        return
+
+    def is_sequential(self, shard: int) -> bool:
+        """Return True."""
+        return True
+
+
+class LibrarySource(CountedByReading):
+    """Streamed source that the `datasets` library reads (the hub)."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
         self.num_shards: int = data.num_shards
+        self._counts = {}
 
-    def count(self, shard: int) -> int | None:
-        """Return None, since the number of rows of a shard is unknown."""
-        return None
+    def is_remote(self) -> bool:
+        """Return True."""
+        return True
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard by column, starting at row `start`."""
-        return itertools.islice(self._rows(shard), start, None)
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard by column, from row `start` to row `stop`."""
+        return itertools.islice(self._rows(shard), start, stop)
+
+    def count_rows(self, shard: int) -> int:
+        """Read a shard, and return the number of its rows."""
+        return sum(1 for _ in self._rows(shard))
 
     def _rows(self, shard: int) -> Iterator[dict[str, Any]]:
         data = self.data.shard(num_shards=self.num_shards, index=shard)
@@ -58,7 +98,7 @@ class LibrarySource:
                 yield dict(zip(columns, values, strict=True))
 
 
-class BatchSource:
+class BatchSource(CountedByReading):
     """Streamed files without an index (JSON, CSV, folders), of which earlier rows are read, but not converted.
 
     Args:
@@ -70,13 +110,21 @@ class BatchSource:
         self.files = list(files)
         self.read = read
         self.num_shards = len(self.files)
+        self._counts = {}
 
-    def count(self, shard: int) -> int | None:
-        """Return None, since the number of rows of a shard is unknown."""
-        return None
+    def is_remote(self) -> bool:
+        """Return whether the files are read by URL."""
+        return any(is_remote(file) for file in self.files)
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the rows of a shard by column, starting at row `start`."""
+    def count_rows(self, shard: int) -> int:
+        """Read a file, and return the number of its rows."""
+        return sum(batch.num_rows for batch in self.read([self.files[shard]]))
+
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the rows of a shard by column, from row `start` to row `stop`."""
+        return itertools.islice(self._rows(shard, start), None if stop is None else max(stop - start, 0))
+
+    def _rows(self, shard: int, start: int) -> Iterator[dict[str, Any]]:
         for batch in self.read([self.files[shard]]):
             for position in range(start, batch.num_rows, READ_AT_ONCE):
                 yield from batch.slice(position, READ_AT_ONCE).to_pylist()
@@ -117,16 +165,38 @@ class Stream:
         """Return the number of shards that a pass reads of each source, by its weight."""
         return [round(source.num_shards * layout.weight) for source, layout in self.sources]
 
-    def count(self, shard: int) -> int | None:
-        """Return the number of rows of a shard, or None if the number is unknown."""
-        index, number = self.shards[shard]
-        return self.sources[index][0].count(number)
+    def count(self, shard: int) -> int:
+        """Return the number of rows of a shard, which may have to be read for it once."""
+        source, number = self._of(shard)
+        return source.count(number)
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[StreamedRow]:
-        """Yield the rows of one shard in their order, starting at row `start`."""
+    def chunk_starts(self, shard: int) -> np.ndarray | None:
+        """Return the rows at which a shard may be cut, int64 [n], the first of them 0; None if it may be anywhere."""
+        source, number = self._of(shard)
+        return source.chunk_starts(number)
+
+    def is_sequential(self, shard: int) -> bool:
+        """Return whether a shard can only be read from its start on."""
+        source, number = self._of(shard)
+        return source.is_sequential(number)
+
+    def is_remote(self) -> bool:
+        """Return whether reads of a source wait for the network."""
+        return any(source.is_remote() for source, _ in self.sources)
+
+    def _of(self, shard: int) -> tuple[StreamedSource, int]:
+        index, number = self.shards[shard]
+        return self.sources[index][0], number
+
+    def row(self, shard: int, row: int) -> StreamedRow:
+        """Return one row of a shard."""
+        return next(self.rows(shard, row, row + 1))
+
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[StreamedRow]:
+        """Yield the rows of one shard in their order, from row `start` to row `stop`."""
         index, number = self.shards[shard]
         source, layout = self.sources[index]
-        for row, values in enumerate(source.rows(number, start), start):
+        for row, values in enumerate(source.rows(number, start, stop), start):
             sample_index = shard << 32 | row
             name = self.image_name(sample_index)
             yield StreamedRow(layout.row(values, name), sample_index, name)

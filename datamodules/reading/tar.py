@@ -122,43 +122,51 @@ def read_members(file: str, start: int, stop: int, name: str, key: bytes) -> dic
             with open(file, "rb") as content:
                 content.seek(start)
                 block = content.read(stop - start)
-        members = _plain_members(block)
-        if members is None:
-            members = []
+        contents = plain_members(block)
+        if contents is None:
             with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
-                for member in tar:
-                    if (names := sample_of(member)) is not None:
-                        data = block[member.offset_data : member.offset_data + member.size]
-                        members.append((os.fsencode(names[0]), names[1], data))
+                contents = [
+                    (member.name, block[member.offset_data : member.offset_data + member.size])
+                    for member in tar
+                    if member.isfile()
+                ]
     except (OSError, MemoryError, *TAR_ERRORS):
         raise BadSample("unreadable shard", name) from None
-    if {stem for stem, _, _ in members} != {key}:  # the shard was replaced by one of equal size
+    members = [(names, data) for path, data in contents if (names := split_name(path)) is not None]
+    if {os.fsencode(stem) for (stem, _), _ in members} != {key}:  # the shard was replaced by one of equal size
         raise BadSample(STALE, name)
-    return {kind: content for _, kind, content in members}
+    return {kind: data for (_, kind), data in members}
 
 
-def _plain_members(block: bytes) -> list[tuple[bytes, str, bytes]] | None:
-    """Return key, kind and content of the members; None if a header is of another kind than that of a plain file.
+def plain_header(header: bytes) -> tuple[str, int] | None:
+    """Return name and size of the file that a header describes; None if it is of another kind than a plain file's."""
+    try:
+        size = int(header[124:135], 8)
+        total = int(header[148:154], 8)
+    except ValueError:
+        return None
+    if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
+        return None
+    return _name_in(header), size
+
+
+def plain_members(block: bytes) -> list[tuple[str, bytes]] | None:
+    """Return name and content of the members; None if a header is of another kind than that of a plain file.
 
     The reader of the library takes half a millisecond per sample, an eighth of the time to decode the image.
     """
-    members: list[tuple[bytes, str, bytes]] = []
+    members: list[tuple[str, bytes]] = []
     offset = 0
     while offset < len(block):
-        header = block[offset : offset + BLOCK]
-        try:
-            size = int(header[124:135], 8)
-            total = int(header[148:154], 8)
-        except ValueError:
+        described = plain_header(block[offset : offset + BLOCK])
+        if described is None:
             return None
-        if header[156:157] not in (b"0", b"\0") or total != sum(header) - sum(header[148:156]) + 8 * 32:
-            return None
-        names = split_name(_name_in(header))
+        name, size = described
         start = offset + BLOCK
         offset = start + -(-size // BLOCK) * BLOCK
-        if names is None or offset > len(block):
+        if offset > len(block):
             return None
-        members.append((os.fsencode(names[0]), names[1], block[start : start + size]))
+        members.append((name, block[start : start + size]))
     return members
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -18,11 +21,26 @@ from ..base.faults import BadSample
 from ..base.text_files import parse_integer
 from .cache import Arrays, cached_arrays
 from .layout import Record, captions_in, identity_in, record
-from .remote import BLOCK, current_retries, open_file, url_of_bytes
-from .tar import HEADERS, IMAGE_SUFFIXES, TAR_ERRORS, TEXT_KEYS, require_tar, sample_of
+from .remote import BLOCK, current_retries, is_remote, open_file, read_range, size_of, url_of_bytes
+from .tar import BLOCK as TAR_BLOCK
+from .tar import (
+    HEADERS,
+    IMAGE_SUFFIXES,
+    TAR_ERRORS,
+    TEXT_KEYS,
+    plain_header,
+    plain_members,
+    require_tar,
+    sample_of,
+    split_name,
+)
 
 SHARDS_AT_ONCE = 32
 """Number of shards by URL whose headers are read at the same time, since each read waits for the network."""
+INDEXES = 256
+"""Number of shards whose offsets are kept in memory, more than the order of a stream looks at together."""
+
+Member = TypeVar("Member")
 
 
 def read_tars(files: list[str], caption: str, image_id: str | None) -> Iterator[Record]:
@@ -72,7 +90,7 @@ def tar_records(
         content.seek(start)
         with tarfile.open(fileobj=content, mode="r" if images else "r:") as tar:
             sample: dict[str, Any] = {}
-            for starts, kind, member in _record_members(tar, caption):
+            for starts, kind, member in _members_of(tar, caption):
                 if starts and sample:
                     yield _record(sample, caption, identity)
                     sample = {}
@@ -93,23 +111,115 @@ def tar_records(
                 yield _record(sample, caption, identity)
 
 
-def tar_starts(file: str, caption: str, retries: int | None = None) -> list[int]:
-    """Return the first byte of each record of a shard; only headers are read.
+def records_in(block: bytes, caption: str, image_id: str | None) -> list[Record]:
+    """Return the records in some bytes of an uncompressed shard, which begin and end with a record.
+
+    Arguments as in `tar_records`. It is five times as fast as the library's reader where all members are plain files.
+
+    Raises:
+        tarfile.TarError: If the bytes are damaged.
+    """
+    identity = "image_id" if image_id is None else image_id
+    contents = plain_members(block)
+    if contents is None:
+        with tarfile.open(fileobj=io.BytesIO(block), mode="r:") as tar:
+            contents = [(member.name, _content_of(tar, member)) for member in tar if member.isfile()]
+    samples: list[dict[str, Any]] = []
+    members = ((split_name(name), (name, data)) for name, data in contents)
+    for starts, kind, (name, data) in _record_members(members, caption):
+        if starts:
+            samples.append({})
+        if len(data) > MAX_BYTES:
+            samples[-1]["too large"] = b""
+            continue
+        samples[-1][kind] = data
+        if kind == "image":
+            samples[-1]["path"] = os.fsencode(name).decode("utf-8", errors="replace")
+    return [_record(sample, caption, identity) for sample in samples]
+
+
+def _content_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
+    """Return the content of a member, of which a sparse one can declare any size; at most `MAX_BYTES` and one."""
+    content = tar.extractfile(member)
+    return content.read(MAX_BYTES + 1) if content else b""
+
+
+def tar_spans(file: str, caption: str, retries: int | None = None) -> tuple[list[int], list[int]]:
+    """Return the first byte of each record of a shard, and the byte after its last member; only headers are used.
+
+    Of a shard by URL, all is read if its members are small, since each read waits for the network.
 
     Raises:
         tarfile.TarError: If the shard is compressed or damaged.
     """
-    with open_file(file, retries, HEADERS) as content, tarfile.open(fileobj=content, mode="r:") as tar:
-        return [member.offset for starts, _, member in _record_members(tar, caption) if starts]
+    with open_file(file, retries) as content:
+        spans = _plain_spans(content, size_of(file, retries), caption)
+        if spans is not None:
+            return spans
+        content.seek(0)
+        starts: list[int] = []
+        stops: list[int] = []
+        with tarfile.open(fileobj=content, mode="r:") as tar:
+            for begins, _, member in _members_of(tar, caption):
+                if begins:
+                    starts.append(member.offset)
+                    stops.append(0)
+                stops[-1] = tar.offset
+        return starts, stops
 
 
-def _record_members(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
-    """Yield the members that belong to records: whether a member starts a record, its kind, and its header."""
+def _plain_spans(content: IO[bytes], size: int, caption: str) -> tuple[list[int], list[int]] | None:
+    """Return the spans of the records of a shard of plain files, five times as fast as the library; None for another.
+
+    Args:
+        content: the shard.
+        size: its bytes.
+        caption: as in `tar_records`.
+    """
+    headers: list[tuple[tuple[str, str] | None, tuple[int, int]]] = []
+    offset = 0
+    while True:
+        content.seek(offset)
+        header = content.read(TAR_BLOCK)
+        if offset and (not header or not header.strip(b"\0")):
+            break
+        described = plain_header(header)
+        if described is None:
+            return None
+        name, length = described
+        stop = offset + TAR_BLOCK + -(-length // TAR_BLOCK) * TAR_BLOCK
+        if stop > size:
+            return None
+        headers.append((split_name(name), (offset, stop)))
+        offset = stop
+    starts: list[int] = []
+    stops: list[int] = []
+    for begins, _, (start, stop) in _record_members(headers, caption):
+        if begins:
+            starts.append(start)
+            stops.append(0)
+        stops[-1] = stop
+    return starts, stops
+
+
+def _members_of(tar: tarfile.TarFile, caption: str) -> Iterator[tuple[bool, str, tarfile.TarInfo]]:
+    """Yield the members of a shard that belong to records, as `_record_members` does."""
+    return _record_members(((sample_of(member), member) for member in tar), caption)
+
+
+def _record_members(
+    members: Iterable[tuple[tuple[str, str] | None, Member]], caption: str
+) -> Iterator[tuple[bool, str, Member]]:
+    """Yield the members that belong to records: whether a member starts a record, its kind, and the member.
+
+    Args:
+        members: key and kind of each member, None for others than samples, and the member.
+        caption: as in `tar_records`.
+    """
     wanted = {*TEXT_KEYS, caption, "json"}
     current = ""
     begun = False
-    for member in tar:
-        names = sample_of(member)
+    for names, member in members:
         if names is None:
             continue
         key, kind = names
@@ -151,7 +261,8 @@ def _of_members(sample: dict[str, Any], caption: str, image_id: str) -> Record:
 class TarSource:
     """Streamed WebDataset shards; reading starts at the first header of a sample.
 
-    The headers of a shard are read when its samples are counted, and the offsets of the samples are cached.
+    The headers of a shard are read when its samples are counted, and the offsets of the samples are cached. A
+    compressed shard is read from its start on, and is read to be counted.
 
     Args:
         files: absolute paths or URLs.
@@ -169,33 +280,80 @@ class TarSource:
         self.image_id = image_id
         self.cache = cache
         self.retries = retries
-        self._starts: dict[int, np.ndarray | None] = {}
+        self._counts: dict[int, int] = {}
+        self._spans: OrderedDict[int, np.ndarray | None] = OrderedDict()
 
-    def count(self, shard: int) -> int | None:
-        """Return the number of samples of a shard; None if the shard is compressed or damaged."""
-        starts = self._offsets(shard)
-        return None if starts is None else len(starts)
+    def count(self, shard: int) -> int:
+        """Return the number of samples of a shard.
 
-    def rows(self, shard: int, start: int = 0) -> Iterator[dict[str, Any]]:
-        """Yield the samples of a shard by column, starting at sample `start`."""
-        starts = self._offsets(shard) if start else None
-        if starts is None:
-            yield from itertools.islice(self._records(shard, 0), start, None)
-        elif start < len(starts):
-            yield from self._records(shard, int(starts[start]))
+        Raises:
+            UserError: If the file is not a tar file or is truncated.
+        """
+        if shard not in self._counts:
+            spans = self._offsets(shard)
+            self._counts[shard] = self._read_count(shard) if spans is None else len(spans)
+        return self._counts[shard]
+
+    def chunk_starts(self, shard: int) -> None:
+        """Return None, since a shard may be cut anywhere."""
+        return
+
+    def is_sequential(self, shard: int) -> bool:
+        """Return whether a shard is compressed."""
+        return self._offsets(shard) is None
+
+    def is_remote(self) -> bool:
+        """Return whether the shards are read by URL."""
+        return any(is_remote(file) for file in self.files)
+
+    def rows(self, shard: int, start: int = 0, stop: int | None = None) -> Iterator[dict[str, Any]]:
+        """Yield the samples of a shard by column, from sample `start` to sample `stop`, which are read at once.
+
+        Raises:
+            UserError: If the shard cannot be read.
+        """
+        spans = self._offsets(shard) if start or stop is not None else None
+        if spans is None:
+            yield from itertools.islice(self._records(shard, 0), start, stop)
+        elif stop is None:
+            yield from self._records(shard, int(spans[start, 0])) if start < len(spans) else ()
+        elif start < min(stop, len(spans)):
+            yield from self._at_once(shard, *spans[[start, min(stop, len(spans)) - 1], [0, 1]].tolist())
+
+    def _at_once(self, shard: int, start: int, stop: int) -> list[Record]:
+        """Return the records from byte `start` to byte `stop`."""
+        file = self.files[shard]
+        with require_tar(file):
+            if is_remote(file):
+                return records_in(read_range(file, start, stop, self.retries), self.caption, self.image_id)
+            with open_file(file) as content:
+                content.seek(start)
+                return records_in(content.read(stop - start), self.caption, self.image_id)
 
     def _records(self, shard: int, offset: int) -> Iterator[dict[str, Any]]:
         return tar_records(self.files[shard], self.caption, self.image_id, offset, self.retries)
 
+    def _read_count(self, shard: int) -> int:
+        def make() -> Arrays:
+            return {"count": np.array(sum(1 for _ in self._records(shard, 0)))}
+
+        return int(cached_arrays(self.files[shard], self.cache, f"count with {self.caption}", make)["count"])
+
     def _offsets(self, shard: int) -> np.ndarray | None:
-        if shard not in self._starts:
-            file = self.files[shard]
+        """Return the first byte of each sample and the byte after its end, int64 [N, 2]; None of a compressed shard."""
+        with contextlib.suppress(KeyError):
+            return self._spans[shard]
+        file = self.files[shard]
 
-            def make() -> Arrays:
-                return {"start": np.array(tar_starts(file, self.caption, self.retries), np.int64)}
+        def make() -> Arrays:
+            return {"spans": np.array(tar_spans(file, self.caption, self.retries), np.int64).T}
 
-            try:
-                self._starts[shard] = cached_arrays(file, self.cache, f"samples with {self.caption}", make)["start"]
-            except TAR_ERRORS:
-                self._starts[shard] = None
-        return self._starts[shard]
+        spans: np.ndarray | None
+        try:
+            spans = cached_arrays(file, self.cache, f"spans with {self.caption}", make)["spans"]
+        except TAR_ERRORS:
+            spans = None
+        self._spans[shard] = spans
+        if len(self._spans) > INDEXES:
+            self._spans.popitem(last=False)
+        return spans

@@ -17,7 +17,8 @@ from support.data.images import draw_image, encoded
 from vlightning.datamodules.base.decode import decode_image
 from vlightning.datamodules.base.faults import BadDataError, BadSample
 from vlightning.datamodules.base.mixing import Mix
-from vlightning.datamodules.base.sampling import block_order, epoch_order, shard_order, substitute
+from vlightning.datamodules.base.sampling import epoch_order, substitute
+from vlightning.datamodules.streams.order import StreamOrder
 
 SHARDS, ROWS = 4, 400  # rows of each
 BATCH, BLOCK, SEED, EPOCHS, WORKERS = 8, 64, 5, 2, 2
@@ -176,19 +177,32 @@ def number(row):
 
 
 def streamed(epoch, bad):
-    """Batches of a streamed epoch; two workers with two of the four shards each, which they take in turn."""
-    workers = []
-    order = shard_order(SEED, epoch, 0, Mix([SHARDS])).tolist()
-    for worker in range(WORKERS):
-        rows = [shard * ROWS + place for shard in order[worker::WORKERS] for place in range(ROWS)]
-        read = []
-        for block, start in enumerate(range(0, len(rows), BLOCK)):
-            part = rows[start : start + BLOCK]
-            places = block_order(SEED, epoch, worker, block, len(part)).tolist()
-            read += [drawn(epoch, part[place], bad, part, number) for place in places]
-        workers.append([read[start : start + BATCH] for start in range(0, len(read), BATCH)])
-    for batches in zip(*workers, strict=True):
-        yield from batches
+    """Batches of a streamed epoch, in the order of the stream; a substitute is of the same shard."""
+    order = StreamOrder(Counted(), SEED, epoch, SHARDS * ROWS // BATCH, BATCH, BLOCK)
+    for batch in range(order.batches):
+        _, first, depth = order.block_of(batch)
+        if batch == first:
+            rows = [
+                run.shard * ROWS + row for run in order.runs(batch, range(BATCH)) for row in range(run.start, run.stop)
+            ]
+            places = order.places(batch)
+        planned = [rows[slot * depth + places[slot, batch - first]] for slot in range(BATCH)]
+        yield [drawn(epoch, row, bad, range(row // ROWS * ROWS, (row // ROWS + 1) * ROWS), number) for row in planned]
+
+
+class Counted:
+    """The shards as their order needs them."""
+
+    mix = Mix([SHARDS])
+
+    def count(self, shard):
+        return ROWS
+
+    def chunk_starts(self, shard):
+        return None
+
+    def is_sequential(self, shard):
+        return False
 
 
 WAYS = {

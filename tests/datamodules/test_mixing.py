@@ -186,8 +186,6 @@ def test_what_a_temperature_does_not_fit_is_refused(files, module):
         opened(module, train=one, mixing_temperature=5)
     with pytest.raises(UserError, match=r"weights of the training sources or data.mixing_temperature, got both"):
         opened(module, train=[Source(one, weight=2), two], mixing_temperature=5)
-    with pytest.raises(UserError, match=r"mixing_temperature 1 with data.streaming, .* got 5"):
-        module(train=["a.tar", "b.tar"], streaming=True, samples_per_epoch=9, mixing_temperature=5)
 
 
 def test_what_cannot_be_weighted_or_read_by_caption_is_refused(module):

@@ -1,8 +1,11 @@
-"""A streamed run goes on exactly where it was, and reads next to nothing of what came before."""
+"""A streamed run goes on exactly where it was, with any number of processes and workers, and reads little again."""
 
 import gzip
 import io
 import itertools
+import math
+import threading
+from collections import Counter
 
 import datasets
 import numpy as np
@@ -14,29 +17,19 @@ from PIL import Image
 from torch import nn
 
 from support.data.images import draw_image, encoded
-from support.data.streams import indices, read
+from support.data.streams import global_batches, indices, outcomes
 from support.methods.tiny_modules import trainer
 from support.runs.loader_workers import read_by_loader
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.common.errors import UserError
 from vlightning.datamodules import ImageTextDataModule
-from vlightning.datamodules.base.mixing import Mix
-from vlightning.datamodules.base.sampling import block_order, shard_order
-from vlightning.datamodules.pairs.streams import StreamedTrainingSet
 from vlightning.datamodules.reading import parquet, remote
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream
 from vlightning.datamodules.reading.tar_records import TarSource
+from vlightning.datamodules.streams.order import StreamOrder
 
-BLOCK, BATCH, SEED, EPOCH = 5, 3, 7, 2
-
-
-class Encoder:
-    """Stands in for a TextEncoder where only usability is asked."""
-
-    @staticmethod
-    def usable(caption):
-        return bool(caption)
+BLOCK, GLOBAL_BATCH, SEED, EPOCH = 5, 12, 7, 2
 
 
 def members(start, count, size=(6, 6)):
@@ -83,73 +76,52 @@ def opened(sources):
     return Stream([opening.open(source, "train", streaming=True) for source in sources], 10**6)
 
 
-def training(stream, done, batches, replicas=(1, 0), block=BLOCK):
-    return StreamedTrainingSet(
-        stream,
-        lambda image: torch.zeros(1),
-        Encoder(),
-        SEED,
-        BATCH,
-        batches,
-        block,
-        replicas,
-        (EPOCH, done),
-    )
+def training(stream, done, batches, processes=1, block=BLOCK):
+    """The rows of the global batches that are left, read by so many processes."""
+    options = {"done": done, "batches": batches, "block": block, "seed": SEED, "epoch": EPOCH}
+    return global_batches(stream, processes, GLOBAL_BATCH, **options)
 
 
-def expected(counts, batches, workers, replicas):
-    """All batches of an epoch of one process."""
-    count, rank = replicas
-    workers = max(workers, 1)
-    streams = []
-    for worker in range(workers):
-        number, block, rows = rank * workers + worker, 0, []
-        for turn in itertools.count():
-            order = shard_order(SEED, EPOCH, turn, Mix([len(counts)])).tolist()
-            dealt = len(counts) >= count * workers
-            whole = [
-                shard << 32 | row
-                for shard in (order[number :: count * workers] if dealt else order)
-                for row in range(counts[shard])
-            ]
-            whole = whole if dealt else whole[number :: count * workers]
-            for start in range(0, len(whole), BLOCK):
-                part = whole[start : start + BLOCK]
-                rows += [part[place] for place in block_order(SEED, EPOCH, number, block, len(part)).tolist()]
-                block += 1
-            if len(rows) >= batches * BATCH:
-                break
-        streams.append(iter(rows))
-    return [list(itertools.islice(streams[batch % workers], BATCH)) for batch in range(batches)]
-
-
-@pytest.mark.parametrize("counts", [[8, 6, 12, 4, 3], [22, 3]], ids=["dealt", "shared"])
+@pytest.mark.parametrize("counts", [[8, 6, 12, 4, 3], [22, 3]], ids=["many", "few"])
 @pytest.mark.parametrize("kind", [tars, parquets, lists, mixed, compressed_tars])
-def test_every_position_is_reached_exactly(files, kind, counts):
+def test_any_number_of_processes_goes_on_at_every_step(files, kind, counts):
     stream = opened(kind(files, counts))
-    batches = 16  # more than one pass
-    for replicas in ((1, 0), (2, 0), (2, 1), (3, 2)):
-        whole = expected(counts, batches, 0, replicas)
+    batches = 9  # more than a pass
+    whole = training(stream, 0, batches)
+    read_rows = Counter(row for batch in whole for row in batch)
+    assert set(read_rows.values()) <= set(range(1, 2 + batches * GLOBAL_BATCH // sum(counts)))
+    assert set(read_rows) == {shard << 32 | row for shard, count in enumerate(counts) for row in range(count)}
+    for processes in (1, 2, 3, 4):
         for done in range(0, batches + 1, 1 if kind is tars else 4):
-            assert read(training(stream, done, batches, replicas)) == whole[done:], (replicas, done)
+            assert training(stream, done, batches, processes) == whole[done:], (processes, done)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("counts", [[8, 6, 12, 4, 3], [22]], ids=["dealt", "shared"])
 @pytest.mark.parametrize("kind", [tars, parquets])
-def test_each_of_several_workers_goes_on_exactly(files, kind, counts, workers):
-    stream = opened(kind(files, counts))
-    for replicas, done in (((1, 0), 0), ((1, 0), 7), ((2, 1), 4), ((2, 1), 15)):
-        whole = expected(counts, 16, workers, replicas)
-        assert read(training(stream, done, 16, replicas), workers) == whole[done:], (replicas, done)
+def test_loader_workers_read_the_same_batches(files, kind):
+    stream = opened(kind(files, [8, 6, 12, 4, 3]))
+    whole = training(stream, 0, 5)
+    for processes, rank, workers, done in ((1, 0, 1, 0), (2, 1, 3, 2), (1, 0, 2, 4)):
+        size = GLOBAL_BATCH // processes
+        options = {"done": done, "batches": 5, "block": BLOCK, "seed": SEED, "epoch": EPOCH, "batch_size": size}
+        part = read_by_loader(stream, workers, replicas=(processes, rank), **options)
+        assert part == [batch[rank * size : (rank + 1) * size] for batch in whole[done:]]
 
 
-@pytest.mark.parametrize(("workers", "counts"), [(1, [22]), (2, [8, 6, 12, 4, 3])], ids=["shared", "dealt"])
-@pytest.mark.parametrize("kind", [tars, parquets])
-def test_loader_workers_go_on_exactly(files, kind, counts, workers):
-    stream = opened(kind(files, counts))
-    whole = expected(counts, 16, workers, (2, 1))
-    assert read_by_loader(training(stream, 4, 16, (2, 1)), workers) == whole[4:]
+def test_an_epoch_reads_each_row_once_and_each_source_as_often_as_it_weighs(files):
+    tar, parquet_files = tars(files, [6, 4])[0], parquets(files, [9, 7])[0]
+    listed = files.json([{"image": path, "caption": "text"} for path in files.images(6)], "list.json")
+    sources = [{"path": tar, "weight": 2.0}, {"path": parquet_files, "weight": 0.5}, listed]
+    stream = opened(sources)
+    entries = StreamOrder(stream, SEED, EPOCH, 5, GLOBAL_BATCH, BLOCK).entries(0)
+    total = sum(stream.count(entry.shard) for entry in entries)
+    whole = training(stream, 0, total // GLOBAL_BATCH)
+    times = Counter(row >> 32 for batch in whole for row in batch)
+    assert sum(times.values()) == total // GLOBAL_BATCH * GLOBAL_BATCH > total - GLOBAL_BATCH
+    chosen = Counter(entry.shard for entry in entries)
+    assert all(times[shard] <= chosen[shard] * stream.count(shard) for shard in times)
+    for processes in (2, 3, 4):
+        for done in range(len(whole)):
+            assert training(stream, done, len(whole), processes) == whole[done:]
 
 
 def test_samples_are_those_of_a_whole_reading_whatever_else_is_in_a_shard(files):
@@ -172,6 +144,8 @@ def test_samples_are_those_of_a_whole_reading_whatever_else_is_in_a_shard(files)
     assert source.count(0) == 5
     for start in range(7):
         assert list(source.rows(0, start)) == every[start:]
+        for stop in range(start, 7):
+            assert list(source.rows(0, start, stop)) == every[start:stop]
 
 
 class Counted(io.FileIO):
@@ -198,15 +172,20 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
 
     def cost(done, replicas=(1, 0)):
         Counted.total = 0
-        next(iter(training(opened([str(files.folder / "*.tar")]), done, 190, replicas)))
+        stream = opened([str(files.folder / "*.tar")])
+        options = {"done": done, "batches": 98, "block": BLOCK, "seed": SEED, "epoch": EPOCH, "replicas": replicas}
+        list(itertools.islice(outcomes(stream, batch_size=6 // replicas[0], **options), 1))
+        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("stream-")]:
+            thread.join()
         return Counted.total
 
-    headers = cost(180) - cost(180)
-    assert 0 < headers <= 3 * 402 * 513  # once, then they are in the cache
-    for replicas in ((1, 0), (5, 3)):  # the latter share all shards
-        costs = {done: cost(done, replicas) for done in (1, 60, 100, 180)}
-        assert max(costs.values()) <= (2 * BLOCK + 1) * replicas[0] * sample, costs  # a batch may touch two blocks
-    assert cost(0) >= BLOCK * (sample - 1024)  # so it is counted at all
+    headers = cost(90) - cost(90)
+    assert 0 < headers <= 3 * 402 * 9000  # once, then they are in the cache; a disk is read by 8 kB
+    depth = 4
+    for replicas in ((1, 0), (3, 1)):
+        costs = {done: cost(done, replicas) for done in (1, 30, 50, 90)}
+        assert max(costs.values()) <= 2 * depth * 6 // replicas[0] * (sample + 512), costs  # two blocks
+    assert cost(0) >= depth * 6 * (sample - 1024)  # so it is counted at all
 
 
 def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monkeypatch):
@@ -220,10 +199,12 @@ def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monke
             yield row
 
     monkeypatch.setattr(parquet, "_rows", counting)
-    for done in (1, 15, 30, 45, 90):  # the last one in the second pass
+    for done in (1, 15, 30, 60):  # the last one in the second pass
         rows.clear()
-        next(iter(training(stream, done, 100)))
-        assert BLOCK <= len(rows) <= BLOCK + 2 * 4, done
+        list(itertools.islice(outcomes(stream, done=done, batches=100, block=BLOCK, batch_size=2), 1))
+        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("stream-")]:
+            thread.join()
+        assert 2 <= len(rows) <= 2 * 4 * 2, done  # two blocks of four batches
 
 
 def test_rows_that_nobody_has_counted_are_read_but_not_decoded(files, monkeypatch):
@@ -231,7 +212,7 @@ def test_rows_that_nobody_has_counted_are_read_but_not_decoded(files, monkeypatc
     decoded = []
     decoder = stream.decoder
     monkeypatch.setattr(stream, "decoder", lambda item: decoded.append(item.sample_index) or decoder(item))
-    batch = next(iter(training(stream, 9, 12)))
+    (batch,) = outcomes(stream, done=9, batches=10)
     assert decoded == indices(batch)
 
 
@@ -293,31 +274,61 @@ def run_on_stream(files, module, resume=None, **changes):
     return model.rows
 
 
-def test_a_stream_that_would_be_divided_otherwise_is_refused(files, module):
+def test_a_stream_in_another_order_is_refused(files, module):
     tars(files, [8, 8, 8])
     whole = run_on_stream(files, module)
     checkpoint = files.folder / "step=2.ckpt"
-    assert run_on_stream(files, module, checkpoint, num_workers=1) == whole[2:]
+    for workers in (1, 3):
+        assert run_on_stream(files, module, checkpoint, num_workers=workers) == whole[2:]
     changes = {
-        "num_workers": (2, "data.num_workers 2 instead of 1"),
         "samples_per_epoch": (20, "data.samples_per_epoch 20 instead of 24"),
-        "batch_size": (8, "data.batch_size 8 instead of 4"),
+        "batch_size": (8, "global batch 8 instead of 4"),
         "shuffle_block": (6, "data.shuffle_block 6 instead of 5"),
     }
     for name, (value, sentence) in changes.items():
-        with pytest.raises(UserError, match=f"^Expected a stream that is divided as .* got {sentence}, with"):
+        with pytest.raises(UserError, match=f"^Expected a stream in the order of .* got {sentence}, with"):
             run_on_stream(files, module, checkpoint, **{name: value})
     files.tar(list(members(900, 8)), "09.tar")
     with pytest.raises(UserError, match=r"got shards \[4\] instead of \[3\]"):
         run_on_stream(files, module, checkpoint)
 
 
-def test_a_stream_of_other_processes_is_refused(files, module):
+def test_a_stream_goes_on_with_another_number_of_processes_and_the_same_global_batch(files, module):
     tars(files, [8, 8, 8])
     data = module(train=str(files.folder / "*.tar"), streaming=True, samples_per_epoch=24)
     data.setup("fit")
     state = data.state_dict()
+    state["processes"] = 2
     data.load_state_dict(state)
-    state["stream"]["processes"] = 2
-    with pytest.raises(UserError, match="got processes 1 instead of 2"):
+    assert data.by_process() == []
+    state["stream"] |= {"global batch": 8}
+    with pytest.raises(UserError, match=r"global batch 4 instead of 8.*data\.global_batch_size"):
         data.load_state_dict(state)
+
+
+def test_a_checkpoint_of_a_stream_divided_among_workers_is_refused(files, module):
+    tars(files, [8, 8, 8])
+    data = module(train=str(files.folder / "*.tar"), streaming=True, samples_per_epoch=24)
+    data.setup("fit")
+    state = data.state_dict()
+    state["stream"] = {"data.num_workers": 1, "processes": 1, "data.batch_size": 4, "shards": [3]}
+    with pytest.raises(UserError, match=r"^Expected a checkpoint whose stream has .* got one of an earlier release"):
+        data.load_state_dict(state)
+
+
+def test_a_mixture_at_a_temperature_is_streamed(files, module):
+    tars(files, [8, 8, 8])
+    (few,) = lists(files, [4])
+    options = {
+        "train": [str(files.folder / "*.tar"), few],
+        "streaming": True,
+        "samples_per_epoch": 28,
+        "mixing_temperature": math.inf,
+    }
+    data = module(**options)
+    data.setup("fit")
+    whole = [batch["sample_index"].tolist() for batch in data.train_dataloader()]
+    sources = Counter(row >> 32 == 3 for batch in whole for row in batch)
+    assert sources == {False: 14, True: 14}
+    with pytest.raises(UserError, match=r"weights of the training sources or data\.mixing_temperature"):
+        module(**options | {"train": [{"path": few, "weight": 2.0}, options["train"][0]]}).setup("fit")

@@ -18,6 +18,7 @@ EXAMPLES = [
     ("docs/callbacks.md", "tests/second_project/start.py"),
     ("docs/callbacks/state.md", "tests/second_project/callbacks/__init__.py"),
     ("docs/callbacks/state.md", "tests/support/methods/plain_moco.py"),
+    ("docs/streams.md", "tests/datamodules/streams/project.py"),
     ("docs/adding_a_method.md", "tests/support/methods/toy_method.py"),
 ]
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(#[^)\s]*)?\)")

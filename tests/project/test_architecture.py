@@ -41,14 +41,15 @@ FLOORS = {
     "datamodules/base": 1,
     "datamodules/reading": 2,
     "datamodules/stores": 2,
-    "datamodules/pairs": 3,
-    "datamodules/labels": 3,
-    "datamodules/questions": 4,
-    "datamodules/grounding": 4,
-    "datamodules/tasks": 4,
-    "datamodules/reinforced": 4,
-    "datamodules/drawn": 5,
-    "datamodules/__init__.py": 6,
+    "datamodules/streams": 3,
+    "datamodules/pairs": 4,
+    "datamodules/labels": 4,
+    "datamodules/questions": 5,
+    "datamodules/grounding": 5,
+    "datamodules/tasks": 5,
+    "datamodules/reinforced": 5,
+    "datamodules/drawn": 6,
+    "datamodules/__init__.py": 7,
 }
 """The floor of each folder among the folders beside it. A folder imports itself and folders on lower floors."""
 

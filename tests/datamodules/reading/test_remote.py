@@ -5,18 +5,19 @@ import json
 from pathlib import Path
 
 import fsspec
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 from PIL import Image
 
 from support.data.images import draw_image, encoded
 from support.data.storage import Flaky, s3_server, upload
-from support.data.streams import read
+from support.data.streams import global_batches, indices, outcomes, read
 from support.data.web_server import web_server
 from vlightning.common.errors import UserError
 from vlightning.datamodules.base.faults import BadSample
-from vlightning.datamodules.pairs.streams import StreamedTrainingSet
 from vlightning.datamodules.reading import remote
 from vlightning.datamodules.reading.shards import Shards, find_shards
 
@@ -125,19 +126,8 @@ def test_of_a_shard_only_headers_texts_and_the_images_of_the_rows_are_read(files
     assert not Flaky.reads  # the copy of the texts is found by the stamps of the files
 
 
-class Encoder:
-    @staticmethod
-    def usable(caption):
-        return True
-
-
-def streamed(rows, done, batches=8):
-    return StreamedTrainingSet(rows, lambda image: torch.zeros(1), Encoder(), 7, 3, batches, 5, (1, 0), (2, done))
-
-
-def sample_indices(dataset):
-    for outcomes in dataset:
-        yield [outcome.sample.sample_index for outcome in outcomes]
+def options_of(done):
+    return {"done": done, "batches": 8, "batch_size": 3, "block": 5, "seed": 7, "epoch": 2}
 
 
 @pytest.mark.parametrize("kind", ["tar", "parquet"])
@@ -145,29 +135,34 @@ def test_a_stream_that_broke_off_goes_on_without_loss(files, module, tmp_path, m
     pattern = write(files, kind)
     upload(files.folder, "flaky://data")
     options = {"streaming": True, "samples_per_epoch": 24, "cache_dir": str(tmp_path / "remote"), "read_retries": 1}
-    data = module(train=f"flaky://data/{pattern}", **options)
-    data.setup("fit")
-    rows = data._opened("train")
-    whole = read(streamed(rows, 0))
+
+    def again():
+        data = module(train=f"flaky://data/{pattern}", **options)
+        data.setup("fit")
+        return data._opened("train")
+
+    rows = again()
+    whole = read(rows, **options_of(0))
     seen, calls = [], []
 
     def fault(path):
         calls.append(path)
-        return "failed" if len(calls) > 7 else None
+        return "failed" if len(calls) > limit else None
 
     monkeypatch.setattr(remote, "BLOCK", 2**14)
+    Flaky.reads.clear()
+    assert read(again(), **options_of(0)) == whole
+    limit = len(Flaky.reads) - 1  # the last read is of the second of the two blocks
     monkeypatch.setattr(Flaky, "fault", staticmethod(fault))
     with pytest.raises(
         remote.RemoteError, match=r"Expected to read 'flaky://data/\d\.\w+', got an error 2 time"
     ) as error:
-        seen.extend(sample_indices(streamed(rows, 0)))
+        seen.extend(map(indices, outcomes(again(), **options_of(0))))
     assert "\n" not in str(error.value)
     assert "data.read_retries" in str(error.value)
     assert 0 < len(seen) < len(whole)
     monkeypatch.setattr(Flaky, "fault", staticmethod(lambda path: None))
-    again = module(train=f"flaky://data/{pattern}", **options)
-    again.setup("fit")
-    assert seen + read(streamed(again._opened("train"), len(seen))) == whole
+    assert seen + read(again(), **options_of(len(seen))) == whole
 
 
 def test_earlier_samples_of_a_shard_are_not_read_on_resume(files, module, tmp_path, monkeypatch):
@@ -345,3 +340,28 @@ def test_pairs_on_a_server_of_s3_that_throttles_fails_and_cuts_off(files, module
         app.always = "throttled"
         with pytest.raises(UserError, match=r"Expected to read 's3://pairs/tar/0.tar', got an error 2 time.*throttled"):
             batches(module, "s3://pairs/tar/*.tar", "later", tmp_path, read_retries=1)
+
+
+def test_weighted_sources_on_a_server_of_s3_go_on_with_any_number_of_processes(files, module, tmp_path, monkeypatch):
+    with s3_server(monkeypatch) as app:
+        sources = []
+        for kind, weight in (("tar", 2.0), ("parquet", 1.0), ("jsonl", 1.0)):
+            pattern = write(files, kind, 8)
+            upload(files.folder, f"s3://pairs/{kind}")
+            sources.append({"path": f"s3://pairs/{kind}/{pattern}", "weight": weight})
+        data = module(train=sources, streaming=True, samples_per_epoch=36, cache_dir=str(tmp_path / "remote"))
+        data.setup("fit")
+        rows = data._opened("train")
+        options = {"batches": 3, "block": 12, "seed": 7, "epoch": 1}
+        whole = global_batches(rows, 1, 12, **options)
+        total = {shard: rows.count(shard) for shard in range(5)}
+        assert sum(map(len, whole)) == 2 * 8 + 8 + 8 + 4 == 36  # a pass of 32 and the beginning of the next one
+        assert {row >> 32 for batch in whole for row in batch} == set(total)
+
+        @settings(max_examples=8, deadline=None)
+        @given(st.integers(1, 4), st.integers(0, 3))
+        def go_on(processes, done):
+            assert global_batches(rows, processes, 12, done=done, **options) == whole[done:]
+
+        go_on()
+        assert min(app.faults.values()) > 1

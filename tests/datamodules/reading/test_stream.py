@@ -1,4 +1,4 @@
-"""Streamed splits: disjoint streams, exact continuation, evaluation without duplicates."""
+"""Streamed splits: exact continuation, evaluation without duplicates."""
 
 import contextlib
 import itertools
@@ -8,25 +8,12 @@ import pytest
 import torch
 
 from support.data.images import draw_image, encoded
-from support.data.streams import indices, read
-from support.runs.loader_workers import read_by_loader
+from support.data.streams import AnyCaption, indices, outcomes, read, size_of
 from vlightning.common.errors import UserError
 from vlightning.datamodules.pairs.samples import EvaluationReader
-from vlightning.datamodules.pairs.streams import StreamedEvaluationSet, StreamedTrainingSet
+from vlightning.datamodules.pairs.streams import StreamedEvaluationSet
 from vlightning.datamodules.reading.open import Opening
 from vlightning.datamodules.reading.stream import Stream
-
-
-class Encoder:
-    """Stands in for a TextEncoder where only usability is asked."""
-
-    @staticmethod
-    def usable(caption):
-        return bool(caption)
-
-
-def size(image):
-    return torch.tensor([float(image.width)])
 
 
 @pytest.fixture
@@ -48,51 +35,19 @@ def stream(files):
     return make
 
 
-def training(stream, position=(0, 0), replicas=(1, 0), block=7, batches=6, batch_size=4, seed=2):
-    return StreamedTrainingSet(stream, size, Encoder(), seed, batch_size, batches, block, replicas, position)
-
-
 def flat(lists):
     return list(itertools.chain.from_iterable(lists))
 
 
 def _reader():
-    return EvaluationReader(size, Encoder(), seed=0, need_captions=True)
+    return EvaluationReader(size_of, AnyCaption(), seed=0, need_captions=True)
 
 
 def test_an_epoch_has_its_batches_and_reads_no_row_twice_in_a_pass(stream):
     rows = stream([10, 10, 10, 10])
-    for workers in (0, 2, 4):
-        batches = read(training(rows), workers)
-        assert [len(batch) for batch in batches] == [4] * 6
-        assert len(set(flat(batches))) == 24
-
-
-def test_order_depends_on_seed_and_epoch_and_is_shuffled_in_blocks(stream):
-    rows = stream([10, 10, 10])
-    base = read(training(rows), 0)
-    assert read(training(rows), 0) == base
-    assert read(training(rows, seed=3), 0) != base
-    assert read(training(rows, (1, 0)), 0) != base
-    assert sorted(flat(base)) != flat(base)
-    in_file_order = flat(read(training(rows, block=1), 0))
-    for start in range(0, 20, 10):
-        assert in_file_order[start : start + 10] == sorted(in_file_order[start : start + 10])
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
-@pytest.mark.parametrize("shards", [[10, 10, 10], [30], [7, 1, 12, 3, 9]])
-def test_it_continues_exactly_with_the_same_number_of_workers(stream, workers, shards):
-    rows = stream(shards)
-    whole = read(training(rows, (4, 0)), workers)
-    for done in range(7):
-        assert read(training(rows, (4, done)), workers) == whole[done:], done
-
-
-@pytest.mark.parametrize(("workers", "shards"), [(0, [30]), (1, [10, 10, 10]), (2, [30]), (3, [7, 1, 12, 3, 9])])
-def test_loader_workers_read_as_the_simulated_ones(stream, workers, shards):
-    rows = training(stream(shards), (4, 1))
-    assert read_by_loader(rows, workers) == read(rows, workers)
+    batches = read(rows, batches=10)
+    assert [len(batch) for batch in batches] == [4] * 10
+    assert len(set(flat(batches))) == 40
 
 
 def test_skipped_rows_are_not_decoded(stream, monkeypatch):
@@ -100,39 +55,22 @@ def test_skipped_rows_are_not_decoded(stream, monkeypatch):
     decoded = []
     decoder = rows.decoder
     monkeypatch.setattr(rows, "decoder", lambda item: decoded.append(item.sample_index) or decoder(item))
-    last = read(training(rows, (0, 5)), 0)
+    last = read(rows, done=5)
     assert decoded == last[0]
 
 
-@pytest.mark.parametrize(("shards", "replicas", "workers"), [([5] * 4, 2, 2), ([20], 2, 2), ([5, 5, 5], 4, 0)])
-def test_processes_and_workers_read_disjoint_rows(stream, shards, replicas, workers):
-    rows = stream(shards)
-    total = sum(shards) // replicas // max(workers, 1) * max(workers, 1)
-    batches = total if len(shards) == 1 or len(shards) % (replicas * max(workers, 1)) == 0 else 3
-    seen = [
-        flat(read(training(rows, replicas=(replicas, rank), batches=batches, batch_size=1), workers))
-        for rank in range(replicas)
-    ]
-    assert len({row for part in seen for row in part}) == sum(len(part) for part in seen) == batches * replicas
-
-
-def test_more_streams_than_rows_is_an_error(stream):
-    with pytest.raises(UserError, match="each of 3 loader workers of all processes, got none for worker 2"):
-        read(training(stream([2]), replicas=(3, 2)), 0)
-
-
-def test_unusable_rows_are_replaced_from_their_block(stream):
-    rows = stream([10], captions=["" if number == 3 else f"caption {number}" for number in range(10)])
-    outcomes = [outcome for batch in training(rows, block=10, batches=2) for outcome in batch]
-    outcomes += [outcome for batch in training(rows, (1, 0), block=10, batches=2) for outcome in batch]
-    faults = [fault for outcome in outcomes for fault in outcome.faults]
+def test_unusable_rows_are_replaced_from_their_shard(stream):
+    captions = ["" if number == 3 else f"caption {number}" for number in range(20)]
+    rows = stream([10, 10], captions=captions)
+    found = flat([*outcomes(rows, batches=5), *outcomes(rows, batches=5, epoch=1)])
+    faults = [fault for outcome in found for fault in outcome.faults]
     assert faults
-    assert all(fault.cause == "empty caption" and "row 3" in fault.name for fault in faults)
-    assert all(outcome.sample.sample_index != 3 for outcome in outcomes)
-    again = [outcome for batch in training(rows, block=10, batches=2) for outcome in batch]
-    assert [outcome.sample.sample_index for outcome in again] == [
-        outcome.sample.sample_index for outcome in outcomes[:8]
-    ]
+    assert all(fault.cause == "empty caption" and "shard 0, row 3" in fault.name for fault in faults)
+    assert all(outcome.sample.sample_index != 3 for outcome in found)
+    replaced = [outcome.sample.sample_index for outcome in found if outcome.faults]
+    assert all(index < 10 for index in replaced)
+    assert indices(flat(outcomes(rows, batches=5))) == indices(found[:20])
+    assert sum(map(len, read(rows, batches=5))) == 20
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])

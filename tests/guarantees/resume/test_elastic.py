@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from support.data.images import draw_image
+from support.data.images import draw_image, encoded
+from support.data.small_files import Files
 from support.methods.albef import SIZES
 from support.methods.methods import METHODS
 from support.runs.distributed import run_distributed
@@ -65,10 +66,32 @@ def write_files(folder):
     return folder
 
 
-def test_the_command_line_goes_on_in_one_process_where_two_were_stopped(tmp_path):
+def write_shards(folder):
+    """Three weighted sources of a stream: tar files, Parquet and JSON lines."""
+    folder.mkdir()
+    files = Files(folder)
+    images = [encoded(draw_image(number)) for number in range(24)]
+    for shard in range(3):
+        members = [[(f"{n}.png", images[n]), (f"{n}.txt", b"a text")] for n in range(shard * 5, shard * 5 + 5)]
+        files.tar([member for pair in members for member in pair], f"{shard}.tar")
+    paths = files.images(7)
+    listed = files.json([{"image": path, "caption": f"listed {path}"} for path in paths], "listed.jsonl")
+    return [
+        {"path": f"{folder}/*.tar", "weight": 2.0},
+        files.parquet(6),
+        {"path": listed, "weight": 1.0},
+    ]
+
+
+STREAM = {"streaming": True, "samples_per_epoch": 40, "shuffle_block": 16}
+
+
+@pytest.mark.parametrize(("write", "options"), [(write_files, {}), (write_shards, STREAM)], ids=["files", "stream"])
+def test_the_command_line_goes_on_in_one_process_where_two_were_stopped(tmp_path, write, options):
     sizes = {f"{group}.{name}": value for group, fields in SIZES.items() for name, value in fields.items()}
     own = {"contrast.negative_rows": 2, "text.dropout": 0.0, "vision.image_size": 16, "text.vocab_size": 200}
-    data = {"train": write_files(tmp_path / "images"), "global_batch_size": 8, "num_workers": 0, "max_tokens": 16}
+    data = {"train": json.dumps(source) if isinstance(source := write(tmp_path / "data"), list) else source}
+    data |= {"global_batch_size": 8, "num_workers": 0, "max_tokens": 16, **options}
     every = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
     words = (
         "--config",

@@ -91,7 +91,7 @@ def s3_server(monkeypatch):
     monkeypatch.setenv("no_proxy", os.environ.get("no_proxy", "") + ",127.0.0.1")
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().mkdir("pairs")
+    s3fs.S3FileSystem().makedirs("pairs", exist_ok=True)  # kept from a server before it
     try:
         yield app
     finally:
