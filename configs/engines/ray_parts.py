@@ -63,7 +63,9 @@ def run() -> None:
     given, words = parser.parse_known_args()
     if not words or words[0] not in OPTIONS:
         parser.error(f"Expected {' or '.join(OPTIONS)} and its words after the options.")
-    parts = ray.data.range(given.parts, override_num_blocks=given.parts).map_batches(
+    # Rows of the driver: `ray.data.range` needs a core to read, which it never gets where the actors hold all of them.
+    numbers = ray.data.from_items([{"id": part} for part in range(given.parts)], override_num_blocks=given.parts)
+    parts = numbers.map_batches(
         Maker,
         fn_constructor_args=(words, given.parts, os.getcwd()),
         batch_size=1,
