@@ -82,8 +82,18 @@ def test_losses_are_those_of_the_same_views_without_a_store(files, tuning, memor
     assert len(plain.losses) == EPOCHS * 4
     assert cached.samples == plain.samples
     assert cached.losses == pytest.approx(plain.losses, abs=1e-5)
-    for one, other in zip(uncached.parameters(), module.parameters(), strict=True):
+    for one, other in zip(moved(uncached), moved(module), strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
+def moved(module):
+    """Parameters without the biases of keys: these change no attention, and AdamW makes steps of their noise."""
+    for name, parameter in module.named_parameters():
+        if name.endswith(("in_proj_bias", "qkv.bias")):
+            queries, _, values = parameter.chunk(3)
+            yield from (queries, values)
+        else:
+            yield parameter
 
 
 @pytest.mark.parametrize(("tuning", "running"), [(LIT, {"text"}), (TEXT, {"image"})])
