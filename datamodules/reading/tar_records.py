@@ -22,7 +22,6 @@ from ..base.text_files import parse_integer
 from .cache import Arrays, cached_arrays
 from .layout import Record, captions_in, identity_in, record
 from .remote import BLOCK, current_retries, is_remote, open_file, read_range, size_of, url_of_bytes
-from .tar import BLOCK as TAR_BLOCK
 from .tar import (
     HEADERS,
     IMAGE_SUFFIXES,
@@ -34,6 +33,7 @@ from .tar import (
     sample_of,
     split_name,
 )
+from .tar_scan import BLOCK as TAR_BLOCK
 
 SHARDS_AT_ONCE = 32
 """Number of shards by URL whose headers are read at the same time, since each read waits for the network."""

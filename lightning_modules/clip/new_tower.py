@@ -307,8 +307,10 @@ class NewTowerModule(TwoTowers):
         return super().layouts() | {LAYOUT: DESCRIPTION}
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the pair of a checkpoint in a layout, or the new tower alone."""
         if layout == LAYOUT:
             return export_tower(content, source, target)
-        return super().write_layout(content, source, target, layout)
+        return super().write_layout(content, source, target, layout, dtype)

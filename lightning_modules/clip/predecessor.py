@@ -72,7 +72,8 @@ def _described(predecessor: PredecessorSettings) -> dict[str, Any]:
     arguments = trained["hyper_parameters"]
     model = resolved(arguments["model"])
     if isinstance(model, TowerPair):  # whose weights are those of the training
-        image, text = (dataclasses.replace(tower, weights=RANDOM) for tower in (model.image, model.text))
+        image = dataclasses.replace(model.image, weights=RANDOM)
+        text = dataclasses.replace(model.text, weights=RANDOM)
         model = dataclasses.replace(model, image=image, text=text)
     return {
         "of": plain({"of": model})["of"],

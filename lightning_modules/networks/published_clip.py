@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
@@ -72,7 +72,7 @@ class TowerTokenizer:
     encode: Any
     prefix: str
 
-    def __call__(self, texts: list[str]) -> Tensor:
+    def __call__(self, texts: Sequence[str]) -> Tensor:
         """Map texts to token ids, long [T, L]."""
         encodings = self.encode.encode_batch([self.prefix + text for text in texts])
         return torch.tensor([encoding.ids for encoding in encodings])
