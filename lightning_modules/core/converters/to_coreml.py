@@ -23,6 +23,7 @@ def main(folder: Path) -> None:
     results = {}
     for name, output in job["towers"].items():
         program = torch.export.load(folder / f"{name}.pt2").run_decompositions({})
+        _without_aliases(program.graph_module.graph)
         model = coremltools.convert(
             program,
             convert_to="mlprogram",
@@ -41,6 +42,14 @@ def main(folder: Path) -> None:
             "missing": missing,
         }
     torch.save(results, folder / "results.pt")
+
+
+def _without_aliases(graph: torch.fx.Graph) -> None:
+    """Remove the operations that return their input, which coremltools 9.0 does not know."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.alias.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
 
 
 def _compare(program: Any, model: Any, rounded: bool) -> tuple[int, list[str]]:

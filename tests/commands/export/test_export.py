@@ -143,7 +143,7 @@ def test_module_runs_as_a_command_and_describes_itself():
     done = run_script(["-m", "vlightning.cli", "export", "--help"])
     assert done.returncode == 0, done.stderr
     layouts = "vlightning,albef,transformers,torch_export,onnx,onnx_int8,immich,coreml,executorch,open_clip,vendor"
-    layouts += ",adapters,student,torchvision,detectron2,learngene"
+    layouts += ",adapters,student,torchvision,detectron2,learngene,tower"
     assert f"--layout {{{layouts}}}" in done.stdout
 
 

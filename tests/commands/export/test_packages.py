@@ -128,7 +128,7 @@ def test_half_precisions_that_a_layout_has_not_are_refused(tmp_path):
     trainer.strategy.connect(module)
     trainer.save_checkpoint(tmp_path / "large.ckpt", weights_only=True)
     ran = run("export", tmp_path / "large.ckpt", tmp_path / "x", "--dtype", "float16")
-    assert ran.sentence == (
+    assert ran.sentence.startswith(
         "Expected finite features of images in float16, got others: leave --dtype out, or choose bfloat16."
     )
     assert not (tmp_path / "x").exists()
