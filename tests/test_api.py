@@ -108,10 +108,10 @@ def test_keywords_reach_the_method_the_data_and_the_trainer(colors):
 
 def test_sizes_of_the_data_reach_the_groups_of_settings_of_the_method(pairs):
     given = TINY | {"image_size": 48}
-    model = vl.fit(pairs, "clip-small", **given, **QUICK, max_steps=1)
+    model = vl.fit(pairs, "clip-small", **given, **QUICK | {"max_steps": 1})
     assert model.module.vision.image_size == model.trainer.datamodule.hparams["image_size"] == 48
     with pytest.raises(UserError, match=r"Expected the same image_size .* got vision.image_size=32 and image_size=48"):
-        vl.fit(pairs, "clip-small", **given, vision={"image_size": 32}, **QUICK, max_steps=1)
+        vl.fit(pairs, "clip-small", **given, vision={"image_size": 32}, **QUICK | {"max_steps": 1})
 
 
 def test_a_config_changes_those_that_it_needs(tmp_path):

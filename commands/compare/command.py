@@ -1,6 +1,7 @@
 """The command `vlightning compare`."""
 
 import argparse
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,7 +69,8 @@ def run_compare(words: list[str]) -> str:
         stopped.set()
         print("\nStopping: runs in progress write their checkpoints first.", flush=True)
         pool.shutdown(cancel_futures=True)
-        raise SystemExit("Stopped: the same command goes on.") from None
+        print("Stopped: the same command goes on.", file=sys.stderr)
+        raise SystemExit(1) from None
     finally:
         pool.shutdown(cancel_futures=True)
     outcomes = {variant.name: runs for variant, (_, runs) in zip(variants, results, strict=True)}

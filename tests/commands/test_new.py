@@ -131,4 +131,4 @@ def test_a_folder_with_files_is_left_alone(tmp_path, monkeypatch, capsys):
     assert "Expected a new or an empty folder" in refused(capsys, "method", "taken")
     assert [path.name for path in (tmp_path / "taken").iterdir()] == ["notes.txt"]
     new(capsys, "method", "taken", "--folder", tmp_path / "other")
-    assert (tmp_path / "other/taken/module.py").is_file()
+    assert (tmp_path / "other/src/taken/module.py").is_file()
