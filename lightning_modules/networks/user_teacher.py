@@ -51,7 +51,10 @@ class TeacherImages:
             data_mean, data_std, mean, std = self._tensors[key]
             image = (image * data_std + data_mean - mean) / std
         if self.size is not None and self.size != image.shape[-1]:
-            image = F.interpolate(image, (self.size, self.size), mode=self.interpolation, antialias=True)
+            # In float32 at least: on a CPU, torch resizes no bfloat16 with antialiasing.
+            precise = image.to(torch.promote_types(image.dtype, torch.float32))
+            resized = F.interpolate(precise, (self.size, self.size), mode=self.interpolation, antialias=True)
+            image = resized.to(image.dtype)
         return image
 
 

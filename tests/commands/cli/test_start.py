@@ -56,7 +56,7 @@ def test_the_first_page_shows_a_command_that_runs_and_existing_lists():
 def test_methods_lists_each_method_with_its_class():
     listed = run("methods").out
     assert {method.module for method in methods()} <= set(vlightning.lightning_modules.__all__)
-    folders = {path.name for path in (ROOT / "configs").iterdir()} - {"slurm", "strategy"}
+    folders = {path.name for path in (ROOT / "configs").iterdir()} - {"engines", "slurm", "strategy"}
     assert {method.name for method in methods()} == folders
     for method in methods():
         count = len(list((ROOT / "configs" / method.name).rglob("*.yaml")))

@@ -196,7 +196,8 @@ def test_each_precision_trains_and_evaluates_or_is_refused_in_one_sentence(
             found[precision] = float(loss)
         if module.evaluation is not None:
             runs.test(module, data, verbose=False)
-    assert list(found.values()) == pytest.approx([found["32-true"]] * len(found), rel=0.02)
+    tolerance = 0.05 if name == "new_image" else 0.02  # BatchNorm of two rows, in bfloat16
+    assert list(found.values()) == pytest.approx([found["32-true"]] * len(found), rel=tolerance)
 
 
 def test_an_engine_that_replaces_layers_is_refused(outside: dict[str, Any], tmp_path: Path):
