@@ -25,7 +25,11 @@ def files(tmp_path_factory):
     """Pairs with absolute paths, stores of both tables, and the tables in a folder without the images."""
     folder = write_colors(tmp_path_factory.mktemp("evaluated"))
     for table in ("pairs", "held_out"):
-        rows = read_table(folder / f"{table}.csv")
+        # No two captions are equal: their similarities would tie, and each batch may round them apart.
+        rows = [
+            (image, f"{caption} {number}")
+            for number, (image, caption) in enumerate(read_table(folder / f"{table}.csv"))
+        ]
         write_table(folder / f"{table}.csv", [*rows, (rows[0][0], "another text of the first image")])
         assert embed(folder, table, folder / f"stores/{table}").status == 0
     (folder / "moved").mkdir()
