@@ -47,6 +47,7 @@ RANKED = {
     "datamodules/text/clip.py": "the place of the end token",
     "datamodules/base/eval_rows.py": "labels, which are integers",
     "datamodules/reading/division.py": "numbers of rows",
+    "datamodules/reading/tar_scan.py": "places of bytes in a header",
     "lightning_modules/evaluation/ranking.py": "the first match, of booleans",
 }
 """Files beside `metrics/` that call a function of torch for the highest values, and what the values are."""
