@@ -54,7 +54,8 @@ def test_refused_exports_are_one_line(tmp_path, capsys):
         ((checkpoint, str(tmp_path / "empty"), "--layout", "learngene"), "got the folder"),
         (
             (checkpoint, str(tmp_path / "out"), "--layout", "vendor"),
-            "Expected open_clip or transformers or torch_export or onnx or onnx_int8 or learngene or vlightning as",
+            "Expected open_clip or transformers or torch_export or onnx or onnx_int8 or immich or coreml or executorch or "
+            "learngene or vlightning as",
         ),
         ((str(tmp_path / "other.ckpt"), str(tmp_path / "out")), "the tensors of MMLGModule from the checkpoint"),
     ):

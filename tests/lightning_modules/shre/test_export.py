@@ -77,6 +77,6 @@ def test_another_layout_is_refused(trained, tmp_path, capsys):
     with pytest.raises(SystemExit):
         main([str(trained[0]), str(tmp_path / "out"), "--layout", "student"])
     assert (
-        "Expected vlightning or torch_export or onnx or onnx_int8 as the layout of SHReModule"
-        in capsys.readouterr().err
+        "Expected vlightning or torch_export or onnx or onnx_int8 or immich or coreml or executorch as the layout of "
+        "SHReModule" in capsys.readouterr().err
     )
