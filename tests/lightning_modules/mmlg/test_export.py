@@ -10,6 +10,8 @@ from support.runs.command_line import export as main
 from vlightning.callbacks.learngene.file import load_learngene
 from vlightning.lightning_modules.networks.published_clip import load_published
 
+PROGRAMS = "torch_export or onnx or onnx_int8 or immich or coreml or executorch"
+
 
 @pytest.mark.parametrize(
     "options", [{}, {"student": "TLEG"}, {"student": "plain", "depth": 3}], ids=["MM-LG", "TLEG", "plain"]
@@ -54,8 +56,7 @@ def test_refused_exports_are_one_line(tmp_path, capsys):
         ((checkpoint, str(tmp_path / "empty"), "--layout", "learngene"), "got the folder"),
         (
             (checkpoint, str(tmp_path / "out"), "--layout", "vendor"),
-            "Expected open_clip or transformers or torch_export or onnx or onnx_int8 or immich or coreml or executorch or "
-            "learngene or vlightning as",
+            f"Expected open_clip or transformers or {PROGRAMS} or learngene or vlightning as",
         ),
         ((str(tmp_path / "other.ckpt"), str(tmp_path / "out")), "the tensors of MMLGModule from the checkpoint"),
     ):
