@@ -12,7 +12,7 @@ the table with its ids, all texts (as for a tokenizer's training), the rows of e
 later start, which finds the file. Times are CPU seconds of one thread, so that other processes on the machine change
 them little.
 
-With `--tars` so many tar files of reinforced pairs are indexed: each is the same sparse file, under another name, whose
+With `--tars N`, N tar files of reinforced pairs are indexed: each is the same sparse file, under another name, whose
 members have headers and no content, so that reading the disk takes no time. Printed are seconds of a first and a
 later start, in CPU time of all processes and on the clock, beside the reader of the library on one file.
 

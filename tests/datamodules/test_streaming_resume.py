@@ -77,7 +77,7 @@ def opened(sources):
 
 
 def training(stream, done, batches, processes=1, block=BLOCK):
-    """The rows of the global batches that are left, read by so many processes."""
+    """The rows of the global batches that are left, read by a number of processes."""
     options = {"done": done, "batches": batches, "block": block, "seed": SEED, "epoch": EPOCH}
     return global_batches(stream, processes, GLOBAL_BATCH, **options)
 

@@ -48,20 +48,20 @@ def export(folder, target, *words):
     return made, ran.out
 
 
-def as_immich_does(folder, picture, text):
+def as_immich_does(folder, pil_image, text):
     """The embeddings of an image and a text, read from a folder by the rules of Immich's machine learning."""
     how = json.loads((folder / "visual/preprocess_cfg.json").read_text())
     side = how["size"][0]
     resampling = Image.Resampling[how["interpolation"].upper()]
     if how["resize_mode"] == "squash":
-        picture = picture.resize((side, side), resampling)
+        pil_image = pil_image.resize((side, side), resampling)
     else:
-        width, height = picture.size
+        width, height = pil_image.size
         shorter = min(width, height)
-        picture = picture.resize((width * side // shorter, height * side // shorter), resampling)
-        left, upper = (picture.width - side) // 2, (picture.height - side) // 2
-        picture = picture.crop((left, upper, left + side, upper + side))
-    pixels = (np.asarray(picture, np.float32) / 255 - how["mean"]) / how["std"]
+        pil_image = pil_image.resize((width * side // shorter, height * side // shorter), resampling)
+        left, upper = (pil_image.width - side) // 2, (pil_image.height - side) // 2
+        pil_image = pil_image.crop((left, upper, left + side, upper + side))
+    pixels = (np.asarray(pil_image, np.float32) / 255 - how["mean"]) / how["std"]
     visual = onnxruntime.InferenceSession(folder / "visual/model.onnx")
     (found,) = visual.run(None, {"image": pixels.transpose(2, 0, 1)[None].astype(np.float32)})
     context = json.loads((folder / "config.json").read_text())["text_cfg"]["context_length"]

@@ -15,7 +15,7 @@ from vlightning.datamodules.streams.order import StreamOrder
 
 
 class Shards:
-    """Shards with so many rows each, of one or several sources, of which some have row groups or no index."""
+    """Shards of one or several sources, with the number of rows of each; some shards have row groups or no index."""
 
     def __init__(self, sources, weights=None, groups=None, sequential=()):
         self.counts = [count for source in sources for count in source]
