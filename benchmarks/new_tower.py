@@ -2,21 +2,32 @@ r"""New towers in the space of an old pair: recall of their queries and images i
 
     python benchmarks/new_tower.py runs/new_tower --data data --seeds 0 1 2 --threads 1
 
-`data` has `emoji/{twitter,google}.parquet`, drawings with their English `name`, and the towers of `docs/two_towers.md`
-as `towers/efficientnet_lite0.safetensors` and `towers/minilm`; the German names are those of the package `emoji`.
+Finished arms are not repeated, and an interrupted training goes on. Each line of results is a row of `vlightning
+evaluate --index`, with the collection, the arm, the seed and the commit. `--page` writes the tables into a page of the
+documentation, from the results alone.
 
-The old pair is heads on two locked towers, trained on Twitter's drawings with English names; its index holds Google's
-drawings of all emoji. New text towers learn German from names in both languages, without an image; a new image
-tower learns from Twitter's drawings. Queries are the names of all emoji that have a German one. Each line of results
-is a row of `vlightning evaluate --index`, with the arm, the seed and the commit. Finished arms are not repeated, and an
-interrupted training goes on.
+The old pair is heads on two locked towers, EfficientNet-lite0 and MiniLM, trained on the collection's training images
+with English texts. Its index holds the test images; the queries are their texts. Collections:
+
+- emoji: drawings of emoji with their names; one drawing for training, the other one for the index. New text towers
+  learn German from names in both languages, without an image. The old pair was trained on the English names that are
+  its queries, so the new towers learn the German ones, too. Arms with unseen names learn four fifths of the names,
+  and the others are the queries.
+- fashion: shop photographs with their titles. A smaller text tower learns from the titles of the training images alone.
+- shapes: drawn scenes of two objects; the German captions are those of a few words. The queries describe pairs of
+  objects of which neither the old pair nor a new tower has seen a caption.
+
+`data` has `emoji/{twitter,google}.parquet` (`image`, `name`), `fashion/{train,test}.parquet` (`image`, `caption`), and
+the towers of `docs/two_towers.md` as `towers/efficientnet_lite0.safetensors` and `towers/minilm`; the German names of
+emoji are those of the package `emoji`.
 """
 
 import argparse
+import io
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,25 +35,68 @@ from typing import Any, NamedTuple
 from proof.training import commit
 from tables import CLI, fit, last_checkpoint, run, spread
 
+from vlightning.common.tokenizers import special_tokens, tokenizer_from_json
+from vlightning.datamodules.drawn.shapes import ShapesTable
+from vlightning.datamodules.text.tokenizers import train_wordpiece
+
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs/results/new_tower.jsonl"
 SIZE, TOKENS = 96, 16
 MEAN, STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
 DIMS = (512, 256, 128, 64)
 PREFIXES = "--model.loss.prefixes=[256,128,64]"
-EMOJI = ("--data.batch_size=64", "--data.eval_batch_size=128", "--data.num_workers=0", "--trainer.accelerator=cpu")
+BATCH, SHAPES_TRAIN, SHAPES_TEST = 64, 3_000, 1_000
+LOADED = (
+    f"--data.batch_size={BATCH}",
+    "--data.eval_batch_size=128",
+    "--data.num_workers=0",
+    "--trainer.accelerator=cpu",
+)
+
+
+class Collection(NamedTuple):
+    """Images with texts: the names of two files in the work folder, and the column of the texts of new towers.
+
+    Args:
+        train: images that the old pair and a new image tower are trained on.
+        indexed: images of the index, whose texts are the queries.
+        texts: column of the texts that new text towers learn, beside the old `caption`.
+        parallel: file of the texts that new text towers learn from.
+    """
+
+    train: str
+    indexed: str
+    texts: str
+    parallel: str
+
+
+COLLECTIONS = {
+    "emoji": Collection("twitter", "google", "german", "google"),
+    "fashion": Collection("fashion_train", "fashion_test", "caption", "fashion_train"),
+    "shapes": Collection("shapes_train", "shapes_test", "german", "shapes_train"),
+}
 
 
 class Arm(NamedTuple):
-    """A new tower: which side, its words for `vlightning fit`, its epochs, and its share of the training rows."""
+    """A new tower.
+
+    Args:
+        side: "text" or "image".
+        words: its arguments of `vlightning fit`.
+        steps: length of its training.
+        share: share of the rows that it is trained on.
+        unseen: whether the queries are the texts of the other rows.
+    """
 
     side: str
     words: Sequence[str]
-    epochs: int
+    steps: int
     share: float = 1.0
+    unseen: bool = False
 
 
 SMALL = (
-    "--model.model.text.name={work}/german",
+    "--model.model.text.name={work}/{collection}_encoder",
     "--model.model.text.weights=random",
     "--model.optim.learning_rate=1e-3",
 )
@@ -52,18 +106,48 @@ IMAGE = (
     f"--data.image_size={SIZE}",
     *("--data.horizontal_flip=false", "--model.optim.learning_rate=2e-3"),
 )
-ARMS = {
-    "text, random weights": Arm("text", SMALL, 40),
-    "text, random weights, prefixes": Arm("text", (*SMALL, PREFIXES), 40),
-    "text, random weights, prefixes and int8": Arm("text", (*SMALL, PREFIXES, "--model.loss.int8=true"), 40),
-    "text, random weights, 10 epochs": Arm("text", SMALL, 10),
-    "text, random weights, half of the rows": Arm("text", SMALL, 80, 0.5),
-    "text, features only": Arm("text", (*SMALL, "--model.loss.similarity=0"), 40),
-    "text, similarities only": Arm("text", (*SMALL, "--model.loss.feature=0"), 40),
-    "image, a quarter of the parameters": Arm("image", IMAGE, 20),
-    "text, MiniLM": Arm("text", MINILM, 10),
+MAIN = {
+    "text, random weights": Arm("text", SMALL, 1_080),
+    "text, random weights, prefixes and int8": Arm("text", (*SMALL, PREFIXES, "--model.loss.int8=true"), 1_080),
+    "image, a quarter of the parameters": Arm("image", IMAGE, 540),
 }
+OTHERS = {
+    "text, MiniLM": Arm("text", MINILM, 270),
+    "text, MiniLM, unseen names": Arm("text", MINILM, 270, 0.8, unseen=True),
+    "text, random weights, unseen names": Arm("text", SMALL, 1_080, 0.8, unseen=True),
+    "text, random weights, a quarter of the steps": Arm("text", SMALL, 270),
+    "text, random weights, half of the rows": Arm("text", SMALL, 1_080, 0.5),
+    "image, a quarter of the steps": Arm("image", IMAGE, 135),
+    "image, half of the rows": Arm("image", IMAGE, 540, 0.5),
+    "text, random weights, prefixes": Arm("text", (*SMALL, PREFIXES), 1_080),
+    "text, features only": Arm("text", (*SMALL, "--model.loss.similarity=0"), 1_080),
+    "text, similarities only": Arm("text", (*SMALL, "--model.loss.feature=0"), 1_080),
+}
+ARMS = {"emoji": MAIN | OTHERS, "fashion": MAIN, "shapes": MAIN}
 """In the order in which they are trained."""
+WORDS = {
+    "a ": "",
+    "small": "klein",
+    "large": "groß",
+    "to the left of": "links von",
+    "to the right of": "rechts von",
+    "above": "über",
+    "below": "unter",
+    "red": "rot",
+    "green": "grün",
+    "blue": "blau",
+    "yellow": "gelb",
+    "purple": "lila",
+    "cyan": "türkis",
+    "white": "weiß",
+    "black": "schwarz",
+    "circle": "Kreis",
+    "square": "Quadrat",
+    "triangle": "Dreieck",
+    "cross": "Kreuz",
+    "ring": "Ring",
+}
+"""German words of the captions of drawn shapes."""
 
 
 def german_names() -> dict[str, str]:
@@ -71,7 +155,7 @@ def german_names() -> dict[str, str]:
     emoji: Any = import_module("emoji")
     emoji.config.load_language("de")
     names: dict[str, str] = {}
-    for characters, entry in emoji.EMOJI_DATA.items():
+    for characters, entry in emoji.LOADED_DATA.items():
         if "de" not in entry:
             continue
         german = entry["de"].strip(":").replace("_", " ")
@@ -83,40 +167,93 @@ def german_names() -> dict[str, str]:
     return names
 
 
-def prepare(work: Path, data: Path) -> None:
-    """Write the pairs of both drawings, the parallel names, and the folder of a small German encoder."""
+def emoji(data: Path, drawings: str) -> dict[str, list[Any]]:
+    """Return the drawings whose emoji have a German name, with both names."""
+    import pyarrow.parquet as pq
+
+    german = german_names()
+    table = pq.read_table(data / f"emoji/{drawings}.parquet")
+    table = table.take([row for row, name in enumerate(table["name"].to_pylist()) if name.lower() in german])
+    names = table["name"].to_pylist()
+    return {"image": table["image"], "caption": names, "german": [german[name.lower()] for name in names]}
+
+
+def fashion(data: Path, split: str) -> dict[str, list[Any]]:
+    """Return shop photographs with their titles."""
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(data / f"fashion/{split}.parquet")
+    return {name: table[name] for name in ("image", "caption")}
+
+
+def shapes(split: Any, length: int) -> dict[str, list[Any]]:
+    """Return drawn scenes with their captions in both languages."""
+    table = ShapesTable(split, length, SHAPES_TEST, SIZE, seed=0)
+    columns: dict[str, list[Any]] = {"image": [], "caption": [], "german": []}
+    for row in range(length):
+        file = io.BytesIO()
+        table.image(row).save(file, "PNG")
+        (caption,) = table.captions(row)
+        columns["image"].append({"bytes": file.getvalue(), "path": None})
+        columns["caption"].append(caption)
+        columns["german"].append(re.sub("|".join(WORDS), lambda match: WORDS[match[0]], caption))
+    return columns
+
+
+def prepare(work: Path, data: Path, name: str) -> None:
+    """Write the pairs of a collection, its parallel texts, and the folder of a small text encoder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
     from transformers import BertConfig, PreTrainedTokenizerFast
 
-    from vlightning.common.tokenizers import special_tokens, tokenizer_from_json
-    from vlightning.datamodules.text.tokenizers import train_wordpiece
-
-    if (work / "german/config.json").is_file():
+    collection, encoder = COLLECTIONS[name], work / f"{name}_encoder"
+    if (encoder / "config.json").is_file():
         return
     work.mkdir(parents=True, exist_ok=True)
-    german = german_names()
-    for drawings in ("twitter", "google"):
-        table = pq.read_table(data / f"emoji/{drawings}.parquet")
-        rows = [number for number, name in enumerate(table["name"].to_pylist()) if name.lower() in german]
-        table = table.take(rows)
-        names = table["name"].to_pylist()
-        columns = {"image": table["image"], "caption": names, "german": [german[name.lower()] for name in names]}
-        pq.write_table(pa.table(columns), work / f"{drawings}.parquet")
-    parallel = pa.table({"old": names, "new": columns["german"]})
-    pq.write_table(parallel, work / "parallel.parquet")
-    for share in {arm.share for arm in ARMS.values()} - {1.0}:
-        pq.write_table(
-            parallel.take(list(range(0, len(names), round(1 / share)))), work / f"parallel_{share:g}.parquet"
-        )
-    backend = tokenizer_from_json(train_wordpiece(columns["german"], 3000)).backend_tokenizer
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(work / "german")
+    if name == "emoji":
+        files: Mapping[str, dict[str, list[Any]]] = {side: emoji(data, side) for side in ("twitter", "google")}
+    elif name == "fashion":
+        files = {f"fashion_{split}": fashion(data, split) for split in ("train", "test")}
+    else:
+        files = {
+            "shapes_train": shapes("train", SHAPES_TRAIN),
+            "shapes_test": shapes("test", SHAPES_TEST),
+        }
+    tables = {file: pa.table(columns) for file, columns in files.items()}
+    new = tables[collection.parallel][collection.texts].to_pylist()
+    parallel = pa.table({"old": tables[collection.parallel]["caption"], "new": new})
+    for share in {arm.share for arm in ARMS[name].values()}:
+        taken, left = parts(len(new), share)
+        pq.write_table(parallel.take(taken), work / f"{name}_parallel{suffix(share)}.parquet")
+        if share != 1:
+            tables[f"{collection.train}{suffix(share)}"] = tables[collection.train].take(
+                parts(len(tables[collection.train]), share)[0]
+            )
+            tables[f"{collection.indexed}_without{suffix(share)}"] = tables[collection.indexed].take(
+                [row for row in left if row < len(tables[collection.indexed])]
+            )
+    for file, table in tables.items():
+        pq.write_table(table, work / f"{file}.parquet")
+    backend = tokenizer_from_json(train_wordpiece(new, 3000)).backend_tokenizer
+    PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens(backend)).save_pretrained(encoder)
     sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
-    BertConfig(vocab_size=3000, max_position_embeddings=64, **sizes).save_pretrained(work / "german")
+    BertConfig(vocab_size=3000, max_position_embeddings=64, **sizes).save_pretrained(encoder)
 
 
-def old_pair(work: Path, data: Path, epochs: int, threads: int) -> Path:
-    """Train the old pair from stored features, and write its export and its index."""
+def parts(rows: int, share: float) -> tuple[list[int], list[int]]:
+    """Return a share of the row numbers, spread evenly, and the others."""
+    taken = [row for row in range(rows) if int((row + 1) * share) > int(row * share)]
+    return taken, sorted({*range(rows)} - {*taken})
+
+
+def suffix(share: float) -> str:
+    """Return the part of the name of a file with a share of the rows."""
+    return "" if share == 1 else f"_{share:g}"
+
+
+def old_pair(work: Path, data: Path, name: str, steps: int, threads: int) -> Path:
+    """Train the old pair of a collection from stored features, and write its export and its index."""
+    collection, folder = COLLECTIONS[name], work / f"{name}_old"
     towers = [
         f"--model.model.image.weights={data}/towers/efficientnet_lite0.safetensors",
         f"--model.model.text.name={data}/towers/minilm",
@@ -125,19 +262,28 @@ def old_pair(work: Path, data: Path, epochs: int, threads: int) -> Path:
         *(f"--data.image_size={SIZE}", f"--data.max_tokens={TOKENS}"),
     ]
     config = [f"--config={ROOT}/configs/clip/two_towers.yaml", *towers]
-    splits = {"train": "twitter", "validation": "google"}
-    for split, drawings in splits.items():
-        source = [f"--data.{split}={work}/{drawings}.parquet", f"--split={split}"]
-        embed(work / f"store_{split}", [*config, *source], threads)
-    stores = [f"--data.store.{split}={work}/store_{split}" for split in splits]
-    sources = [f"--data.{split}={work}/{drawings}.parquet" for split, drawings in splits.items()]
-    words = [*config, *EMOJI, *sources, *stores]
-    fit(work / "old_run", words, epochs, "val/recall_mean", threads, every=epochs)
-    checkpoint = str(last_checkpoint(work / "old_run"))
-    if not (work / "old").is_dir():
-        run(["export", "--layout", "vlightning", checkpoint, f"{work}/old"], work / "output.txt", threads)
-    embed(work / "index", [f"{work}/old", f"--data.predict={work}/google.parquet", "--of", "images"], threads)
-    return work / "old"
+    splits = {"train": collection.train, "validation": collection.indexed}
+    for split, file in splits.items():
+        source = [f"--data.{split}={work}/{file}.parquet", f"--split={split}"]
+        embed(folder / f"store_{split}", [*config, *source], threads)
+    stores = [f"--data.store.{split}={folder}/store_{split}" for split in splits]
+    sources = [f"--data.{split}={work}/{file}.parquet" for split, file in splits.items()]
+    epochs = epochs_of(work / f"{collection.train}.parquet", steps)
+    fit(folder / "run", [*config, *LOADED, *sources, *stores], epochs, "val/recall_mean", threads, every=epochs)
+    export = folder / "export"
+    if not export.is_dir():
+        checkpoint = str(last_checkpoint(folder / "run"))
+        run(["export", "--layout", "vlightning", checkpoint, str(export)], folder / "output.txt", threads)
+    images = [f"--data.predict={work}/{collection.indexed}.parquet", "--of", "images"]
+    embed(folder / "index", [str(export), *images], threads)
+    return export
+
+
+def epochs_of(file: Path, steps: int) -> int:
+    """Return the number of epochs of a file of pairs that are nearest to a number of steps."""
+    import pyarrow.parquet as pq
+
+    return max(1, round(steps / max(1, pq.read_metadata(file).num_rows // BATCH)))
 
 
 def embed(store: Path, words: Sequence[str], threads: int) -> None:
@@ -148,85 +294,120 @@ def embed(store: Path, words: Sequence[str], threads: int) -> None:
         run(["embed", *words], store.parent / "output.txt", threads)
 
 
-def old_texts(work: Path, share: str, threads: int) -> None:
-    """Store what the old text tower says of the parallel texts."""
-    words = ["--data=ParallelTextDataModule", f"--data.train={work}/parallel{share}.parquet", "--of", "texts"]
-    embed(work / f"texts{share}", [f"{work}/old", *words], threads)
-
-
-def measure(name: str, seed: int, options: argparse.Namespace, old: Path) -> list[dict[str, Any]]:
+def measure(name: str, arm_name: str, seed: int, options: argparse.Namespace, old: Path) -> list[dict[str, Any]]:
     """Train an arm with a seed, and return the rows of its evaluation in the old index."""
-    work, arm = options.work, ARMS[name]
-    folder = work / f"{re.sub('[^a-z0-9]+', '_', name.lower())}_{seed}"
-    words = [word.format(work=work, data=options.data) for word in arm.words]
-    words = [f"--config={ROOT}/configs/clip/new_{arm.side}.yaml", f"--model.predecessor.weights={old}", *words, *EMOJI]
+    work, arm, collection = options.work, ARMS[name][arm_name], COLLECTIONS[name]
+    folder = work / f"{name}_{re.sub('[^a-z0-9]+', '_', arm_name.lower())}_{seed}"
+    words = [word.format(work=work, data=options.data, collection=name) for word in arm.words]
+    words = [f"--config={ROOT}/configs/clip/new_{arm.side}.yaml", f"--model.predecessor.weights={old}", *words, *LOADED]
     if arm.side == "text":
-        share = "" if arm.share == 1 else f"_{arm.share:g}"
-        old_texts(work, share, options.threads)
-        words += [f"--data.train={work}/parallel{share}.parquet", f"--data.max_tokens={TOKENS}"]
-        words += [f"--data.store={work}/texts{share}", "--data.caption_column=german"]
+        train = work / f"{name}_parallel{suffix(arm.share)}.parquet"
+        store = old.parent / f"texts{suffix(arm.share)}"
+        parallel = ["--data=ParallelTextDataModule", f"--data.train={train}", "--of", "texts"]
+        embed(store, [str(old), *parallel], options.threads)
+        words += [f"--data.max_tokens={TOKENS}", f"--data.store={store}", f"--data.caption_column={collection.texts}"]
     else:
-        words += [f"--data.train={work}/twitter.parquet"]
-    validation = [f"--data.validation={work}/google.parquet", "--model.match_equal_texts=true"]
-    fit(
-        folder,
-        [*words, *validation, f"--seed_everything={seed}"],
-        arm.epochs,
-        "val/recall_mean",
-        options.threads,
-        every=arm.epochs,
-    )
+        train = work / f"{collection.train}{suffix(arm.share)}.parquet"
+    words += [f"--data.train={train}", f"--data.validation={work}/{collection.indexed}.parquet"]
+    words += ["--model.match_equal_texts=true", f"--seed_everything={seed}"]
+    epochs = epochs_of(train, arm.steps)
+    fit(folder, words, epochs, "val/recall_mean", options.threads, every=epochs)
     results = folder / "index.jsonl"
     if not results.is_file():
-        captions = "german" if arm.side == "text" else "caption"
-        words = [f"--model={last_checkpoint(folder)}", f"--index={work}/index", f"--pairs={work}/google.parquet"]
-        words += [f"--caption_column={captions}", f"--old={old}", "--old_caption_column=caption", f"--out={results}"]
-        words += ["--dims", *map(str, DIMS), "--formats", "float32", "int8", "--match_equal_texts"]
-        words += ["--accelerator=cpu", "--num_workers=0"]
+        without = f"_without{suffix(arm.share)}" if arm.unseen else ""
+        captions = collection.texts if arm.side == "text" else "caption"
+        words = [f"--model={last_checkpoint(folder)}", f"--index={old.parent}/index"]
+        words += [f"--pairs={work}/{collection.indexed}{without}.parquet", f"--caption_column={captions}"]
+        words += [f"--old={old}", "--old_caption_column=caption", f"--out={results}", "--match_equal_texts"]
+        words += ["--dims", *map(str, DIMS), "--formats", "float32", "int8", "--accelerator=cpu", "--num_workers=0"]
         run(["evaluate", *words], folder / "output.txt", options.threads, CLI)
     return [json.loads(line) for line in results.read_text().splitlines()]
 
 
-def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the table of recall at 1, mean and standard deviation over the seeds."""
-    rows = ["| tower | queries | index | dimension | format | R@1 | seeds |", "|---|---|---|---|---|---|---|"]
-    groups: dict[tuple[Any, ...], list[tuple[int, float]]] = {}
-    for line in lines:
-        key = tuple(line[name] for name in ("arm", "queries", "index", "dimension", "format"))
-        groups.setdefault(key, []).append((line["seed"], line["recall"]["r1"]))
-    for key, found in groups.items():
-        seeds = ", ".join(str(seed) for seed, _ in sorted(found))
-        rows.append(f"| {' | '.join(map(str, key))} | {spread([recall for _, recall in found]).strip()} | {seeds} |")
-    return "\n".join(rows)
+def read(file: Path) -> list[dict[str, Any]]:
+    """Return the lines of results."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def recalls(lines: Sequence[dict[str, Any]], **values: Any) -> dict[int, float]:
+    """Return the recall at 1 by seed of the lines with given values."""
+    wanted = values.items()
+    return {line["seed"]: line["recall"]["r1"] for line in lines if all(line[name] == value for name, value in wanted)}
+
+
+def shares(new: Mapping[int, float], old: Mapping[int, float]) -> str:
+    """Format the shares of the old recall, in percent."""
+    return spread([100 * new[seed] / old[seed] for seed in new if seed in old]).strip() if new else ""
+
+
+def tables(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the tables: recall at 1 in the old index and in a mixed one, and the cost of prefixes and of int8."""
+    whole = {"dimension": DIMS[0], "format": "float32"}
+    rows = [
+        "| collection, new tower | old queries | new queries, old index | share | mixed index | share | seeds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    costs = [f"| collection, new tower | {' | '.join(f'{dim}' for dim in DIMS)} | {DIMS[0]}, int8 |", f"|{'---|' * 6}"]
+    for name, arms in ARMS.items():
+        for arm in arms:
+            rows_of = [line for line in lines if (line["collection"], line["arm"]) == (name, arm)]
+            if not rows_of:
+                continue
+            text = arms[arm].side == "text"
+            old = recalls(rows_of, queries="old", index="old", **whole)
+            new = recalls(rows_of, queries="new", index="old", **whole) if text else {}
+            mixed = {} if text else recalls(rows_of, queries="new", index="mixed", **whole)
+            cells = [f"{name}: {arm}", spread(list(old.values())).strip()]
+            for found in (new, mixed):
+                cells += [spread(list(found.values())).strip() if found else "", shares(found, old)]
+            rows.append(f"| {' | '.join([*cells, ', '.join(map(str, sorted(new or mixed)))])} |")
+            which = {"queries": "new", "index": "old" if text else "new"}
+            found_of = [recalls(rows_of, **which, dimension=dim, format="float32") for dim in DIMS]
+            found_of.append(recalls(rows_of, **which, dimension=DIMS[0], format="int8"))
+            cells = [spread(list(found.values())).strip() if found else "" for found in found_of]
+            costs.append(f"| {' | '.join([f'{name}: {arm}', *cells])} |")
+    commits = sorted({line["commit"] for line in lines})
+    measured = ", ".join(f"`{commit}`" for commit in commits)
+    return "\n".join(
+        [
+            "Recall at 1 in percent, mean and standard deviation over the seeds; every share is of the old pair's with "
+            f"the same texts (commit {measured}).",
+            "",
+            *rows,
+            "",
+            "Recall at 1 of the new queries by the length of a prefix and by number format: in the old index; for an "
+            "image tower in one of its own.",
+            "",
+            *costs,
+        ]
+    )
 
 
 def main() -> None:
-    """Measure the arms with the seeds, append the results, and print the table."""
+    """Measure the arms with the seeds, append the results, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("work", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--old_epochs", type=int, default=40)
+    parser.add_argument("--collections", nargs="+", choices=list(COLLECTIONS), default=list(COLLECTIONS))
+    parser.add_argument("--old_steps", type=int, default=1_080)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--results", type=Path, default=ROOT / "docs/results/new_tower.jsonl")
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.work, options.data = options.work.absolute(), options.data.absolute()
-    prepare(options.work, options.data)
-    old = old_pair(options.work, options.data, options.old_epochs, options.threads)
-    lines = []
-    if options.results.is_file():
-        lines = [json.loads(line) for line in options.results.read_text().splitlines()]
+    done = {(line["collection"], line["arm"], line["seed"]) for line in read(options.results)}
     for seed in options.seeds:
-        for name in options.arms:
-            if any((line["arm"], line["seed"]) == (name, seed) for line in lines):
-                continue
-            rows = measure(name, seed, options, old)
-            found = [{"arm": name, "seed": seed, "commit": commit(), **row} for row in rows]
-            with options.results.open("a", encoding="utf-8") as file:
-                file.writelines(f"{json.dumps(line)}\n" for line in found)
-            lines += found
-    print(table(lines))
+        for name in options.collections:
+            prepare(options.work, options.data, name)
+            old = old_pair(options.work, options.data, name, options.old_steps, options.threads)
+            for arm in ARMS[name]:
+                if (name, arm, seed) in done:
+                    continue
+                rows = measure(name, arm, seed, options, old)
+                found = [{"collection": name, "arm": arm, "seed": seed, "commit": commit(), **row} for row in rows]
+                with options.results.open("a", encoding="utf-8") as file:
+                    file.writelines(f"{json.dumps(line)}\n" for line in found)
+    print(tables(read(options.results)))
 
 
 if __name__ == "__main__":
