@@ -155,7 +155,7 @@ def german_names() -> dict[str, str]:
     emoji: Any = import_module("emoji")
     emoji.config.load_language("de")
     names: dict[str, str] = {}
-    for characters, entry in emoji.LOADED_DATA.items():
+    for characters, entry in emoji.EMOJI_DATA.items():
         if "de" not in entry:
             continue
         german = entry["de"].strip(":").replace("_", " ")
