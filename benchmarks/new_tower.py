@@ -396,17 +396,18 @@ def main() -> None:
     options = parser.parse_args()
     options.work, options.data = options.work.absolute(), options.data.absolute()
     done = {(line["collection"], line["arm"], line["seed"]) for line in read(options.results)}
-    for seed in options.seeds:
-        for name in options.collections:
-            prepare(options.work, options.data, name)
-            old = old_pair(options.work, options.data, name, options.old_steps, options.threads)
-            for arm in ARMS[name]:
-                if (name, arm, seed) in done:
-                    continue
-                rows = measure(name, arm, seed, options, old)
-                found = [{"collection": name, "arm": arm, "seed": seed, "commit": commit(), **row} for row in rows]
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.writelines(f"{json.dumps(line)}\n" for line in found)
+    for name, arm in [(name, arm) for arms in (MAIN, OTHERS) for name in options.collections for arm in arms]:
+        if arm not in ARMS[name]:
+            continue
+        prepare(options.work, options.data, name)
+        old = old_pair(options.work, options.data, name, options.old_steps, options.threads)
+        for seed in options.seeds:
+            if (name, arm, seed) in done:
+                continue
+            rows = measure(name, arm, seed, options, old)
+            found = [{"collection": name, "arm": arm, "seed": seed, "commit": commit(), **row} for row in rows]
+            with options.results.open("a", encoding="utf-8") as file:
+                file.writelines(f"{json.dumps(line)}\n" for line in found)
     print(tables(read(options.results)))
 
 
