@@ -1,7 +1,8 @@
 """What is embedded: the data and the model of a command, and what the manifest says of them."""
 
 import argparse
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,7 +129,8 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             "name": model.name,
             "model": typed.model,
             "weights": typed.weights or typed.model,
-            "sha256": model.sha256,
+            # A new projection of a config is random, and not stored: it does not count.
+            "sha256": model.sha256 if typed.model is not None else joint_digest(sides),
             **{side: digest for side, (digest, _) in sides.items()},
             **({SPACE: model.joined.as_dict()} if model.joined else {}),
         },
@@ -161,6 +163,15 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
         data.decoder,
         plain_json(settings),
     )
+
+
+def joint_digest(sides: Mapping[str, tuple[str, bool]]) -> str:
+    """Return the fingerprint of the towers of a config.
+
+    Args:
+        sides: fingerprint of each tower, and whether its features are projected, as `configured` returns them.
+    """
+    return hashlib.sha256("".join(digest for digest, _ in sides.values()).encode()).hexdigest()
 
 
 def data_for(words: list[str], model: ImageTextModel) -> PairDataModule:

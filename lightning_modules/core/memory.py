@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,8 +22,8 @@ class MemorySettings(SettingsGroup, option="memory"):
     """Large batches on small memory.
 
     Args:
-        micro_batch_size: pairs that go through the towers at a time, with activations computed again in the backward
-            pass: the loss of the whole batch in the memory of a small one. Exact without BatchNorm. BatchNorm (MCi,
+        micro_batch_size: pairs that go through the towers at a time, at most, with activations computed again in the
+            backward pass: the loss of the whole batch in the memory of a small one. Exact without BatchNorm. BatchNorm (MCi,
             MCt) normalizes each slice by its own statistics, and its running statistics move once a step, towards
             their mean over the slices. None means the whole batch.
         loss_rows: rows of the logits that are held at a time, computed again in the backward pass; None means all.
@@ -65,16 +66,20 @@ def in_slices(
 
     Args:
         function: tensors with equally many rows in, a tuple of tensors with a row dimension out.
-        size: rows of a slice, or of each slice; None calls the function once and keeps its activations.
+        size: rows of a slice, at most, or of each slice; None calls the function once and keeps its activations. Slices
+            of one given size are equally long, or nearly so: no slice is a single row, which BatchNorm cannot
+            normalize, unless the batch or the size is.
         *inputs: tensors [B, ...].
         again: returns the context in which a slice is recomputed.
     """
     if size is None:
         return function(*inputs)
-    outputs = [
-        recomputed(function, *rows, again=again)
-        for rows in zip(*(tensor.split(size) for tensor in inputs), strict=True)
-    ]
+    if isinstance(size, int):
+        count = max(1, math.ceil(len(inputs[0]) / size))
+        slices = [tensor.tensor_split(count) for tensor in inputs]
+    else:
+        slices = [tensor.split(size) for tensor in inputs]
+    outputs = [recomputed(function, *rows, again=again) for rows in zip(*slices, strict=True)]
     return tuple(torch.cat(column) for column in zip(*outputs, strict=True))
 
 

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from support.data.colors import read_table, write_colors, write_table
+from support.methods.encoders import IMAGES, write_towers
 from support.methods.published import LENGTH, write_published
 from support.runs.command_line import run
 from support.runs.forked import VLIGHTNING, run_script
@@ -167,6 +168,23 @@ def test_without_a_model_the_locked_towers_of_the_config_run(files, stored, tmp_
     for row, (_, caption) in enumerate(read_table(files / "pairs.csv")):
         torch.testing.assert_close(store.text(row, caption), both.text(row, caption), atol=1e-5, rtol=1e-5)
     assert "got --of images: lock that tower" in run(*given, "--model.tuning.lock_text=all", "--of=images").sentence
+
+
+def test_a_config_with_a_new_projection_goes_on_to_the_same_bytes(files, tmp_path):
+    """The projection is random in each process, and not a part of what is stored."""
+    folder = write_towers(tmp_path / "towers")
+    towers = {"image": {"name": IMAGES, "weights": f"{folder}/image.safetensors"}, "text": {"name": f"{folder}/text"}}
+    config = ["--model=CLIPModule", f"--model.model={json.dumps(towers)}", "--model.tuning.lock_image=all"]
+    config += ["--data=ImageTextDataModule", "--data.image_size=32", "--data.max_tokens=8"]
+    given = ["embed", *config, *words(files, tmp_path / "store")[2:]]
+    assert run(*given, "--seed_everything=1").status == 0
+    whole = content(tmp_path / "store")
+    (tmp_path / "store/00000004.arrow").unlink()
+    manifest = json.loads(whole["manifest.json"])
+    (tmp_path / "store/manifest.json").write_text(json.dumps(manifest | {"complete": False}))
+    ran = run(*given, "--seed_everything=2")
+    assert ran.status == 0, ran.err
+    assert content(tmp_path / "store") == whole
 
 
 def test_a_disk_that_is_too_small_is_reported_before_writing(files, tmp_path, monkeypatch):

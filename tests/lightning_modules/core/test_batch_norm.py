@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vlightning.lightning_modules.core.memory import one_update
+from vlightning.lightning_modules.core.memory import in_slices, one_update
 
 
 def statistics(norm):
@@ -48,3 +48,11 @@ def test_a_failed_pass_restores_the_layer():
         norm(torch.randn(1, 5))
     assert norm.num_batches_tracked is count
     assert norm.momentum == 0.1
+
+
+def test_no_slice_is_a_single_row_that_cannot_be_normalized():
+    torch.manual_seed(0)
+    norm, rows = nn.BatchNorm1d(5), torch.randn(7, 5)
+    (found,) = in_slices(lambda part: (norm(part),), 3, rows)  # 3 + 2 + 2, not 3 + 3 + 1
+    expected = [nn.BatchNorm1d(5)(part) for part in (rows[:3], rows[3:5], rows[5:])]
+    torch.testing.assert_close(found, torch.cat(expected))
