@@ -1,10 +1,11 @@
 r"""New towers in the space of an old pair: recall of their queries and images in the old pair's index, over seeds.
 
     python benchmarks/new_tower.py runs/new_tower --data data --seeds 0 1 2 --threads 1
+    python benchmarks/new_tower.py tables
 
 Finished arms are not repeated, and an interrupted training goes on. Each line of results is a row of `vlightning
-evaluate --index`, with the collection, the arm, the seed and the commit. `--page` writes the tables into a page of the
-documentation, from the results alone.
+evaluate --index`, with the collection, the arm, the seed and the commit. `tables` writes the tables into
+`docs/new_tower.md`, from the results alone.
 
 The old pair is heads on two locked towers, EfficientNet-lite0 and MiniLM, trained on the collection's training images
 with English texts. Its index holds the test images; the queries are their texts. Collections:
@@ -26,6 +27,7 @@ import argparse
 import io
 import json
 import re
+import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -40,7 +42,9 @@ from vlightning.datamodules.drawn.shapes import ShapesTable
 from vlightning.datamodules.text.tokenizers import train_wordpiece
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs/results/new_tower.jsonl"
+RESULTS = ROOT / "docs/results/new_tower/index.jsonl"
+PAGE = ROOT / "docs/new_tower.md"
+START, END = "<!-- new tower -->\n", "<!-- end of new tower -->"
 SIZE, TOKENS = 96, 16
 MEAN, STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
 DIMS = (512, 256, 128, 64)
@@ -383,11 +387,20 @@ def tables(lines: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def page(text: str, lines: Sequence[dict[str, Any]]) -> str:
+    """Return a page with the tables of the results between its two comments."""
+    before, rest = text.split(START)
+    return f"{before}{START}{tables(lines)}\n{END}{rest.split(END)[1]}"
+
+
 def main() -> None:
-    """Measure the arms with the seeds, append the results, and print the tables."""
+    """Measure the arms with the seeds, append the results, and write the tables."""
+    if sys.argv[1:] == ["tables"]:
+        PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), read(RESULTS)), encoding="utf-8")
+        return
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("work", type=Path)
-    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("work", type=Path, help="folder of data, checkpoints and outputs")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets and the towers")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--collections", nargs="+", choices=list(COLLECTIONS), default=list(COLLECTIONS))
     parser.add_argument("--old_steps", type=int, default=1_080)
@@ -406,6 +419,7 @@ def main() -> None:
                 continue
             rows = measure(name, arm, seed, options, old)
             found = [{"collection": name, "arm": arm, "seed": seed, "commit": commit(), **row} for row in rows]
+            options.results.parent.mkdir(parents=True, exist_ok=True)
             with options.results.open("a", encoding="utf-8") as file:
                 file.writelines(f"{json.dumps(line)}\n" for line in found)
     print(tables(read(options.results)))
