@@ -309,10 +309,11 @@ def measure(name: str, arm_name: str, seed: int, options: argparse.Namespace, ol
         store = old.parent / f"texts{suffix(arm.share)}"
         parallel = ["--data=ParallelTextDataModule", f"--data.train={train}", "--of", "texts"]
         embed(store, [str(old), *parallel], options.threads)
-        words += [f"--data.max_tokens={TOKENS}", f"--data.store={store}", f"--data.caption_column={collection.texts}"]
+        words += [f"--data.store={store}", f"--data.caption_column={collection.texts}"]
     else:
         train = work / f"{collection.train}{suffix(arm.share)}.parquet"
     words += [f"--data.train={train}", f"--data.validation={work}/{collection.indexed}.parquet"]
+    words += [f"--data.max_tokens={TOKENS}"]
     words += ["--model.match_equal_texts=true", f"--seed_everything={seed}"]
     epochs = epochs_of(train, arm.steps)
     fit(folder, words, epochs, "val/recall_mean", options.threads, every=epochs)
