@@ -161,6 +161,21 @@ def new_image(folder, seed, **data):
     return new_tower(folder, seed, {"image": {"name": "test_convnext", "weights": "random"}}, **data)
 
 
+def new_from_pair(folder, seed, **data):
+    """The text tower of a model of open_clip's in the space of a pair of towers."""
+    torch.manual_seed(seed)
+    module = NewTowerModule(
+        predecessor={"weights": f"{folder}/pair"},
+        pair={"side": "text", "weights": f"{folder}/published"},
+        max_tokens=TOKENS,
+        vision={"image_size": 48},
+        loss={"contrast": 0.5},
+        memory={"micro_batch_size": 3},
+    )
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": 48}
+    return module, ShapesDataModule(**ROWS | words | data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -194,6 +209,12 @@ def _pair(folder):
     randomized(module.student, scale=2.0)
     module.save_pretrained(folder / "pair")
     return str(folder)
+
+
+def _pairs(folder):
+    """The pair of `_pair`, and a model of open_clip's."""
+    write_published(folder / "published")
+    return _pair(folder)
 
 
 class Method(NamedTuple):
@@ -256,6 +277,9 @@ OTHERS = {
         _pair, new_text, ("student.text.proj", "student.text.transformer.embeddings"), ("predecessor.",)
     ),
     "new_image": Method(_pair, new_image, ("student.visual.head.proj", "student.visual.trunk."), ("predecessor.",)),
+    "new_from_pair": Method(
+        _pairs, new_from_pair, ("student.text.text_projection", "student.text.transformer."), ("predecessor.",)
+    ),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }
