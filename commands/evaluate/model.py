@@ -53,6 +53,7 @@ class ImageTextModel:
         preprocessing: What `transform` and `finish` do.
         joined: The space of another pair that a tower was trained into; None for a space of its own.
         sides: The towers that there are.
+        image_digest: Fingerprint of an image tower that `network` does not hold; None if it holds it.
     """
 
     name: str
@@ -68,6 +69,7 @@ class ImageTextModel:
     preprocessing: Preprocessing | None = None
     joined: Space | None = None
     sides: Sequence[str] = ("image", "text")
+    image_digest: str | None = None
 
     @cached_property
     def space(self) -> Space:
@@ -81,6 +83,8 @@ class ImageTextModel:
 
     def tower_digest(self, side: str) -> str:
         """Return the fingerprint of the tower `image` or `text`; that of all weights without separate towers."""
+        if side == "image" and self.image_digest is not None:
+            return self.image_digest
         return tower_digest_of(self.network, side) or self.sha256
 
     def tower_digests(self) -> dict[str, str]:
@@ -335,4 +339,5 @@ def _from_module(
         token_ids,
         preprocessing,
         module.space,
+        image_digest=getattr(module, "image_digest", None),
     )

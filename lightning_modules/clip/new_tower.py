@@ -5,19 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from open_clip import CustomTextCLIP
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, gather, missing_callbacks, rank
 from ...common.errors import UserError
-from ...common.ranges import COUNT, NOT_NEGATIVE, SettingsGroup
+from ...common.ranges import COUNT
 from ..base.example_batch import pair_batch
 from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings, in_slices, kept_statistics, one_update
@@ -26,8 +22,6 @@ from ..core.settings import plain, settings
 from ..core.towers import locked_towers
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import pair_ids
-from ..losses.new_tower import TowerFeatures, new_tower_losses
 from ..networks.clip.models import build_model, model_config
 from ..networks.clip.new_tower import TOWERS, NewTower
 from ..networks.clip.pair import ImageTower, image_state, sourced, text_state
@@ -35,8 +29,6 @@ from ..networks.clip.preprocessing import ImageSettings, preprocessing_with, tra
 from ..networks.clip.shapes import ModelShape, OpenClipConfig
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.optimizers import adamw
-from ..optim.schedules import Schedule, WarmupCosine
 from .other_pair import OtherPair, PairTower, Side
 from .predecessor import (
     TEACHER_IDS,
@@ -48,48 +40,13 @@ from .predecessor import (
 )
 from .settings import OptimSettings
 from .tower_export import DESCRIPTION, LAYOUT, export_tower
+from .tower_training import NewTowerLossSettings, TowerTraining
 
 CLIP_TOKENS = 77
 """Number of tokens of a text of CLIP's."""
-LEARNING_RATE = 1e-4
-"""Peak learning rate without a given one, that of a trained encoder with a new projection (as in two_towers.yaml)."""
 
 
-@dataclass(frozen=True)
-class NewTowerLossSettings(SettingsGroup, option="loss"):
-    """The losses of a new tower, which are weighted and added up; see `losses/new_tower.py`.
-
-    Args:
-        feature: weight of the feature distillation, 1 - cosine of the new and the old feature of a row.
-        similarity: weight of the similarity distillation, the divergence of MobileCLIP's reinforced loss.
-        contrast: weight of the contrast with the partners of the rows.
-        prefixes: lengths of prefixes of the features that are trained beside them (Matryoshka), such as 256, 128 and
-            64.
-        int8: whether the similarities are computed from features as an int8 index stores them.
-        mask_same_image: whether, in the contrast, other pairs of the same image are not negatives.
-        mask_same_text: whether, in the contrast, other pairs of the same text are not negatives.
-
-    Raises:
-        UserError: If all weights are 0.
-    """
-
-    feature: Annotated[float, NOT_NEGATIVE] = 1.0
-    similarity: Annotated[float, NOT_NEGATIVE] = 1.0
-    contrast: Annotated[float, NOT_NEGATIVE] = 0.0
-    prefixes: Annotated[list[int] | None, COUNT] = None
-    int8: bool = False
-    mask_same_image: bool = True
-    mask_same_text: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.feature + self.similarity + self.contrast:
-            raise UserError(
-                "Expected a loss of a new tower, got 0 as loss.feature, loss.similarity and loss.contrast: give one of "
-                "them a weight."
-            )
-
-
-class NewTowerModule(TwoTowers):
+class NewTowerModule(TowerTraining, TwoTowers):
     """Training of one new tower against a frozen pair, of which it replaces one.
 
     A new text tower learns from parallel texts alone (`ParallelTextDataModule`): the text that it reads, and the text
@@ -144,12 +101,7 @@ class NewTowerModule(TwoTowers):
         old = self._describe(model, max_tokens)
         # Not a folder: a checkpoint needs no other file.
         self.hparams.update(plain({"model": self.model, "pair": self.pair, "vision": self.vision}))
-        width = model_config(self.model)["embed_dim"]
-        if longest := [length for length in self.loss.prefixes or () if length >= width]:
-            raise UserError(
-                f"Expected lengths below {width}, the embedding dimension of the pair, as loss.prefixes, got "
-                f"{longest[0]}: leave it out."
-            )
+        self.check_prefixes(model_config(self.model)["embed_dim"])
         self.student = self._build()
         self.predecessor = Predecessor(self.predecessor_settings, self.side, old)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
@@ -207,22 +159,7 @@ class NewTowerModule(TwoTowers):
         partner = self._partner_features(batch)
         if partner is None:  # texts alone: the old tower's are what the new ones are compared with
             partner = old
-        features = TowerFeatures(
-            new, old, partner, gather(new, True), gather(old), gather(partner), self.predecessor.scale
-        )
-        loss = self.loss
-        asked = loss.contrast > 0
-        ids = pair_ids(batch, loss.mask_same_image, loss.mask_same_text) if asked else None
-        losses = new_tower_losses(
-            features, loss.prefixes or (), loss.int8, rank() * len(new), self.memory.loss_rows, asked, ids
-        )
-        total = loss.feature * losses.feature + loss.similarity * losses.similarity + loss.contrast * losses.contrast
-        self.log("train/loss", total.detach(), prog_bar=True)
-        self.log("train/feature", losses.feature.detach())
-        self.log("train/similarity", losses.similarity.detach())
-        if asked:
-            self.log("train/contrast", losses.contrast.detach())
-        return total
+        return self.weighted_losses(new, old, partner, self.predecessor.scale, batch)
 
     def _new_features(self, batch: Batch) -> Tensor:
         """Return the unit-length features [b, d] by the new tower, with gradient."""
@@ -322,24 +259,6 @@ class NewTowerModule(TwoTowers):
     def sharded_networks(self) -> list[nn.Module]:
         """Return the student and the tower that is replaced."""
         return [self.student, *([self.predecessor.network] if self.predecessor.loaded else [])]
-
-    def configure_callbacks(self) -> list[Callback]:
-        """Add seeds and the writer of predictions, if they are missing."""
-        needed = (StepSeedCallback(), RetrievalPredictionWriter())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak learning rate."""
-        return self.optim.learning_rate or LEARNING_RATE
-
-    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW."""
-        return adamw(groups, self.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
-
-    def paper_schedule(self) -> Schedule:
-        """Return a linear warm-up and half a cosine to 0."""
-        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
 
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return texts, or pairs of images and texts, with the shapes of a training, for `vlightning plan`."""

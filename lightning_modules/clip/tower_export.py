@@ -64,9 +64,7 @@ def export_tower(content: Mapping[str, Any], source: str, target: str) -> str:
         UserError: If the checkpoint names no space, or the folder exists and is not empty.
         OSError: If it cannot be written.
     """
-    space = Space.of(content)
-    if space is None:
-        raise UserError(f"Expected the space of the tower in {source}, got none: it was not trained; train it first.")
+    network: Any
     network, _ = network_of_training(content, source)
     arguments = content["hyper_parameters"]
     model = resolved(arguments["model"])
@@ -74,20 +72,53 @@ def export_tower(content: Mapping[str, Any], source: str, target: str) -> str:
     side: Literal["image", "text"]
     if isinstance(model, NewTower) and (pair is None or pair["side"] == model.side):
         side, name = model.side, str(model.tower)
-        tower_fields = plain({"model": NewTower(model.image, model.text)})
+        fields = plain({"model": NewTower(model.image, model.text)})
     else:  # the tower of another pair, whose description has the embedding dimension
         side, name = pair["side"], f"that of {resolved(pair['of'])}"
-        tower_fields = {"model": pair["of"], "side": side}
+        fields = {"model": pair["of"], "side": side}
+    config = model_config(model)
+    fields["embed_dim"] = config["embed_dim"]
+    expected = config["text_cfg"].get("hf_tokenizer_name") if side == "text" else None
+    return write_tower(content, source, target, getattr(network, TOWERS[side]), side, name, fields, expected)
+
+
+def write_tower(
+    content: Mapping[str, Any],
+    source: str,
+    target: str,
+    tower: Any,
+    side: Literal["image", "text"],
+    name: str,
+    fields: Mapping[str, Any],
+    expected: str | None = None,
+) -> str:
+    """Write a tower to a new folder, and return a sentence about it.
+
+    Args:
+        content: the checkpoint.
+        source: as in `export_tower`.
+        target: as in `export_tower`.
+        tower: the tower.
+        side: which one it is.
+        name: its name, for the model card.
+        fields: its description, as `load_tower` reads it.
+        expected: folder or hub name of its tokenizer, for a checkpoint that names none.
+
+    Raises:
+        UserError: As `export_tower` does.
+        OSError: If it cannot be written.
+    """
+    space = Space.of(content)
+    if space is None:
+        raise UserError(f"Expected the space of the tower in {source}, got none: it was not trained; train it first.")
     attribute = TOWERS[side]
-    tower: Any = getattr(network, attribute)
     record = preprocessing_of_training(content) if side == "image" else None
     tokens = tower.context_length if side == "text" else None
     config = {
         "class": CLASS,
         "vlightning_version": version("vlightning"),
         "arguments": {
-            **tower_fields,
-            "embed_dim": model_config(model)["embed_dim"],
+            **fields,
             "image_size": None if record is None else record["image_size"],
             "max_tokens": tokens,
         },
@@ -98,7 +129,6 @@ def export_tower(content: Mapping[str, Any], source: str, target: str) -> str:
     check_free(folder)
     tokenizer = None
     if side == "text":
-        expected = model_config(model)["text_cfg"].get("hf_tokenizer_name")
         tokenizer, note = saved_tokenizer(content, expected)
         if tokenizer is None:
             raise UserError(f"Expected the tokenizer of the tower in {source}, got one {note}: train it again.")

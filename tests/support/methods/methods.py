@@ -25,13 +25,22 @@ from support.methods.published import SIZE as SIDE
 from support.methods.published import tiny_clip, write_published
 from support.methods.shre import CLASSES, tiny_shre
 from support.methods.tasks import task_and_data
+from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapeClassesDataModule,
     ShapesDataModule,
     ShapesVQADataModule,
 )
-from vlightning.lightning_modules import CLIPModule, CoCoRDModule, MobileCLIPModule, NewTowerModule, VQAModule
+from vlightning.lightning_modules import (
+    CLIPModule,
+    CoCoRDModule,
+    MobileCLIPModule,
+    NewTextModule,
+    NewTowerModule,
+    VQAModule,
+)
+from vlightning.lightning_modules.base.model_card import Training
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -176,6 +185,19 @@ def new_from_pair(folder, seed, **data):
     return module, ShapesDataModule(**ROWS | words | data)
 
 
+def new_text_any(folder, seed, **data):
+    """A BERT in the space of an ALBEF."""
+    torch.manual_seed(seed)
+    module = NewTextModule(
+        {"text": {"name": f"{folder}/encoder", "prefix": "a photo of "}},
+        {"weights": f"{folder}/albef"},
+        max_tokens=16,
+        loss={"contrast": 0.5, "prefixes": [4], "int8": True},
+        memory={"micro_batch_size": 3},
+    )
+    return module, ShapesDataModule(**ROWS | {"max_tokens": 16, "image_size": IMAGE_SIZE} | data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -215,6 +237,17 @@ def _pairs(folder):
     """The pair of `_pair`, and a model of open_clip's."""
     write_published(folder / "published")
     return _pair(folder)
+
+
+def _albef(folder):
+    """An ALBEF as an export with its tokenizer, and the folder of a text encoder with the same words."""
+    name = _encoder(folder)
+    module = tiny_albef(3, text={"vocab_size": 200})
+    text = tokenizer_from_json((Path(name) / "tokenizer.json").read_text()).backend_tokenizer.to_str()
+    record = {"image_size": IMAGE_SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
+    module.adopt_preprocessing(record)
+    module.save_pretrained(folder / "albef", text, Training({"max_tokens": MAX_TOKENS}))
+    return str(folder)
 
 
 class Method(NamedTuple):
@@ -280,6 +313,7 @@ OTHERS = {
     "new_from_pair": Method(
         _pairs, new_from_pair, ("student.text.text_projection", "student.text.transformer."), ("predecessor.",)
     ),
+    "new_text_any": Method(_albef, new_text_any, ("student.proj", "student.transformer.embeddings"), ("predecessor.",)),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }
