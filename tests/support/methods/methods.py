@@ -25,6 +25,7 @@ from support.methods.published import SIZE as SIDE
 from support.methods.published import tiny_clip, write_published
 from support.methods.shre import CLASSES, tiny_shre
 from support.methods.tasks import task_and_data
+from vlightning.common.preprocessing import Preprocessing
 from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import (
     ReinforcedShapesDataModule,
@@ -244,8 +245,7 @@ def _albef(folder):
     name = _encoder(folder)
     module = tiny_albef(3, text={"vocab_size": 200})
     text = tokenizer_from_json((Path(name) / "tokenizer.json").read_text()).backend_tokenizer.to_str()
-    record = {"image_size": IMAGE_SIZE, "mean": [0.5] * 3, "std": [0.5] * 3, "interpolation": "bicubic"}
-    module.adopt_preprocessing(record)
+    module.adopt_preprocessing(Preprocessing(IMAGE_SIZE, (0.5,) * 3, (0.5,) * 3, "bicubic").as_dict())
     module.save_pretrained(folder / "albef", text, Training({"max_tokens": MAX_TOKENS}))
     return str(folder)
 
