@@ -60,10 +60,23 @@ class AnyPredecessor(Frozen[Any]):
         self.image_digest: str | None = None
         """Fingerprint of its image tower; known after `load`."""
         self.scale = 1.0
-        self.width = 0
-        """Embedding dimension; known after `load`."""
         self.text_length = 0
+        """Number of tokens of the model's texts, at most; known after `load`."""
         self._padding = 0
+
+    def width(self) -> int:
+        """Return the embedding dimension, without the weights of the model.
+
+        Raises:
+            UserError: As `load` does.
+        """
+        content, _ = self._content()
+        cls = _class_of(content, str(self.settings.weights))
+        with torch.device("meta"):
+            module = Context().run(_without_weights, cls, content)
+            ids = torch.zeros(1, _tokens(content, module), dtype=torch.long)
+            features: Tensor = module.eval().encode_texts(ids, torch.ones_like(ids))
+        return features.shape[1]
 
     def load(self) -> None:
         """Load the model; on the first call only.
@@ -73,18 +86,12 @@ class AnyPredecessor(Frozen[Any]):
         """
         if self.loaded:
             return
-        weights = self.settings.weights
-        if weights is None:
-            raise UserError(
-                "Expected the trained model as model.predecessor.weights, got none: give a checkpoint or an export of "
-                "a method that embeds images and texts, such as ALBEFModule or SHReModule."
-            )
-        path = Path(weights).expanduser()
-        content = _content(path, weights)
+        content, path = self._content()
+        weights = str(self.settings.weights)
         cls = _class_of(content, weights)
         # In an empty context: inside a constructor that the command line calls, Lightning would take this module's
         # arguments for those of the model.
-        module = Context().run(_built, cls, content, path, reads_weights())
+        module = Context().run(_built, cls, content, path) if reads_weights() else _without_weights(cls, content)
         self.network = module.eval().requires_grad_(False).float()
         self._adopt_texts(content, weights)
         if reads_weights():
@@ -92,11 +99,19 @@ class AnyPredecessor(Frozen[Any]):
             whole = weights_digest(module.state_dict().items())
             self.image_digest, self.digest = image, text = [digest or whole for digest in digests]
             self.space = Space.of(content) or Space(weights, image, text)
+            self.scale = float(module.similarity_scale())
         self.preprocessing = content["preprocessing"]
-        self.scale = float(module.similarity_scale())
-        assert self.tokenizer is not None
-        self.width = self._texts(self.tokenizer(["a"])).shape[1]
         self.record(cls.__name__, weights)
+
+    def _content(self) -> tuple[dict[str, Any], Path]:
+        weights = self.settings.weights
+        if weights is None:
+            raise UserError(
+                "Expected the trained model as model.predecessor.weights, got none: give a checkpoint or an export of "
+                "a method that embeds images and texts, such as ALBEFModule or SHReModule."
+            )
+        path = Path(weights).expanduser()
+        return _content(path, weights), path
 
     def _adopt_texts(self, content: Mapping[str, Any], weights: str) -> None:
         """Adopt the tokenizer of the model's texts."""
@@ -105,8 +120,7 @@ class AnyPredecessor(Frozen[Any]):
             text, note = saved_tokenizer(content, expected_tokenizer_of(self.network))
             if text is None:
                 raise UserError(f"Expected the tokenizer of the model in {weights!r}, got one {note}: export it again.")
-        data = content.get("datamodule_hyper_parameters") or {}
-        self.text_length = int(data.get("max_tokens") or self.network.data_sizes().max_tokens)
+        self.text_length = _tokens(content, self.network)
         self._padding = int(tokenizer_from_json(text).pad_token_id or 0)
         encode = padding_tokenizer(text, self.text_length, self._padding)
         self.tokenizer = TowerTokenizer(encode, getattr(self.network, "text_prefix", ""))
@@ -155,14 +169,22 @@ def _content(path: Path, weights: str) -> dict[str, Any]:
     return config | {"datamodule_hyper_parameters": config.get("data") or {}, "tokenizer": text}
 
 
-def _built(cls: Any, content: Mapping[str, Any], path: Path, reads: bool) -> Any:
-    """Return the module of a checkpoint or an export, with random weights if it `reads` none."""
-    if not reads:
-        return cls(**arguments_without_weights(content["arguments"]))
+def _built(cls: Any, content: Mapping[str, Any], path: Path) -> Any:
+    """Return the module of a checkpoint or an export."""
     if is_checkpoint(path):
         # An optimizer of the user's own is not needed, and its code not imported.
         return cls.load_from_checkpoint(path, map_location="cpu", optimizer=None, lr_scheduler=None)
     return cls.from_pretrained(path)
+
+
+def _without_weights(cls: Any, content: Mapping[str, Any]) -> Any:
+    return cls(**arguments_without_weights(content["arguments"]))
+
+
+def _tokens(content: Mapping[str, Any], module: Any) -> int:
+    """Return the number of tokens of a model's texts, at most."""
+    data = content.get("datamodule_hyper_parameters") or {}
+    return int(data.get("max_tokens") or module.data_sizes().max_tokens or module.max_tokens)
 
 
 def _class_of(content: Mapping[str, Any], weights: str) -> Any:

@@ -84,8 +84,7 @@ class NewTextModule(TowerTraining):
         self.model = NewTower(text=self.tower)
         self.predecessor = AnyPredecessor(self.predecessor_settings)
         if embed_dim is None:
-            self._load_predecessor()
-            embed_dim = self.predecessor.width
+            embed_dim = self.predecessor.width()
         # A checkpoint needs neither the folder of the tower nor the trained model to be built.
         self.hparams.update(plain({"model": self.model, "embed_dim": embed_dim}))
         self.max_tokens = max_tokens

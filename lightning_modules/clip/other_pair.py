@@ -172,8 +172,8 @@ def _check_class(path: Path) -> None:
         )
     if kind == "MMLGModule":
         raise UserError(
-            f"Expected a pair of towers as model.pair.weights, got a training of {kind} in {str(path)!r}: export it "
-            "with --layout open_clip, and give that folder."
+            f"Expected a pair of towers as model.pair.weights, got a training of MMLGModule in {str(path)!r}: export "
+            "it with --layout open_clip, and give that folder."
         )
 
 

@@ -174,3 +174,28 @@ def test_settings_that_do_not_fit_are_refused(files, monkeypatch, model, predece
     monkeypatch.chdir(files)
     with pytest.raises(UserError, match=begin):
         NewTextModule(model, predecessor, max_tokens=TOKENS)
+
+
+def test_a_step_is_planned_without_weights(files, trained, tmp_path, monkeypatch):
+    name, _ = trained
+    monkeypatch.chdir(tmp_path)
+    words = (f"--model.predecessor.weights={files}/{name}", f"--model.model.text.name={files}/german")
+    words += (f"--data.train={files}/parallel.csv", "--data.max_tokens=10")
+    planned = run("plan", f"--config={ROOT}/configs/clip/new_text_any.yaml", *words)
+    assert planned.status == 0, planned.err
+    assert "frozen networks" in planned.out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpoint_of_the_model_is_a_predecessor_of_its_own_space(files, name, monkeypatch):
+    monkeypatch.chdir(files)
+    (last,) = Path(f"run_{name}").rglob("last.ckpt")
+    module = NewTextModule({"text": {"name": "german"}}, {"weights": str(last)}, max_tokens=TOKENS)
+    module.predecessor.load()
+    old, exported = load_model(str(last)), load_model(name)
+    texts = ["dark half full", "half"]
+    ids = module.teacher_tokenizers["teacher_input_ids"](texts)
+    torch.testing.assert_close(module.predecessor.features({"teacher_input_ids": ids}), old.encode_texts(texts))
+    assert module.predecessor.space.is_that_of(old.space)
+    assert module.predecessor.space.is_that_of(exported.space) == (name == "shre")  # ALBEF's export has no teacher
+    assert module.student.proj.out_features == old.encode_texts(texts).shape[1]
