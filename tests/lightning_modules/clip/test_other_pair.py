@@ -11,7 +11,7 @@ import torch
 from open_clip.model import convert_to_custom_text_state_dict
 from safetensors.torch import load_file
 
-from support.methods.clip import LENGTH, SIZE, WORDS
+from support.methods.clip import LENGTH, SIZE, WORDS, randomized
 from support.methods.encoders import write_pair, write_towers
 from support.methods.mmlg import trained_checkpoint
 from support.methods.published import CONFIG, PREPROCESSING, write_published
@@ -20,7 +20,7 @@ from support.runs.command_line import run
 from vlightning.commands.evaluate.model import load_model
 from vlightning.common.errors import UserError
 from vlightning.lightning_modules import CLIPModule, NewTowerModule
-from vlightning.lightning_modules.networks.clip.files import save_open_clip
+from vlightning.lightning_modules.networks.clip.files import save_open_clip, save_vendor
 from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.clip.shapes import ModelShape, OpenClipConfig
 from vlightning.lightning_modules.networks.published_clip import load_published
@@ -163,6 +163,8 @@ def test_every_export_has_the_features_of_the_checkpoint(files, image_run, text_
             torch.testing.assert_close(model.encode_images(image), whole.encode_images(image))
         if layout != "open_clip":  # a folder of open_clip's has no place for a space
             assert model.space == whole.space
+    with pytest.raises(UserError, match="got the tower alone in"):
+        NewTowerModule(pair={"weights": "tower"}, predecessor={"weights": "vlightning"})
     alone = load_file("tower/model.safetensors")
     assert {name.partition(".")[0] for name in alone} == {"visual" if side == "image" else "text"}
     searched = run("search", folder / "index_old", "dark full half", "--model", "vlightning", "--count=2")
@@ -292,3 +294,29 @@ def test_pairs_that_do_not_fit_are_refused(files, pair, begin, monkeypatch):
     monkeypatch.chdir(files[0])
     with pytest.raises(UserError, match=begin):
         NewTowerModule(pair=pair, predecessor={"weights": "published"}, max_tokens=TOKENS)
+
+
+def test_a_file_of_the_vendors_is_taken_by_its_name(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    network = randomized(build_model("MobileCLIP-tiny"))
+    network.visual.trunk.get_classifier().bias.data.zero_()
+    save_vendor(network, "tiny.pt")
+    module = NewTowerModule(
+        pair={"name": "MobileCLIP-tiny", "weights": "tiny.pt"}, predecessor={"weights": f"{files[0]}/old"}
+    )
+    module.load_initial_weights()
+    own, state = network.visual.state_dict(), module.student.visual.state_dict()
+    assert {name for name, tensor in own.items() if not torch.equal(tensor, state[name])} == {
+        "trunk.head.fc.weight",
+        "trunk.head.fc.bias",
+    }
+    assert module.expected_image_size() == module.expected_preprocessing()["image_size"] == 64
+
+
+def test_one_new_tower_is_given_and_not_two(files):
+    with pytest.raises(UserError, match="Expected one new tower, got model"):
+        NewTowerModule(
+            {"image": {"name": "test_vit"}},
+            pair={"weights": f"{files[0]}/published"},
+            predecessor={"weights": f"{files[0]}/old"},
+        )

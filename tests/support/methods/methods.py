@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
+from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef, write_albef
 from support.methods.captioning import caption_data, caption_module, write_data
 from support.methods.classifier import shape_classes, tiny_classifier
 from support.methods.clip import LENGTH, SIZE, WORDS, add_clip, randomized
@@ -25,8 +25,6 @@ from support.methods.published import SIZE as SIDE
 from support.methods.published import tiny_clip, write_published
 from support.methods.shre import CLASSES, tiny_shre
 from support.methods.tasks import task_and_data
-from vlightning.common.preprocessing import Preprocessing
-from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.datamodules import (
     ReinforcedShapesDataModule,
     ShapeClassesDataModule,
@@ -41,7 +39,6 @@ from vlightning.lightning_modules import (
     NewTowerModule,
     VQAModule,
 )
-from vlightning.lightning_modules.base.model_card import Training
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -242,11 +239,7 @@ def _pairs(folder):
 
 def _albef(folder):
     """An ALBEF as an export with its tokenizer, and the folder of a text encoder with the same words."""
-    name = _encoder(folder)
-    module = tiny_albef(3, text={"vocab_size": 200})
-    text = tokenizer_from_json((Path(name) / "tokenizer.json").read_text()).backend_tokenizer.to_str()
-    module.adopt_preprocessing(Preprocessing(IMAGE_SIZE, (0.5,) * 3, (0.5,) * 3, "bicubic").as_dict())
-    module.save_pretrained(folder / "albef", text, Training({"max_tokens": MAX_TOKENS}))
+    write_albef(folder / "albef", _encoder(folder))
     return str(folder)
 
 
