@@ -32,7 +32,7 @@ from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from .other_pair import OtherPair, PairTower, Side
 from .predecessor import (
     TEACHER_IDS,
-    OldPair,
+    PairDescription,
     Predecessor,
     PredecessorSettings,
     described_predecessor,
@@ -107,7 +107,7 @@ class NewTowerModule(TowerTraining, TwoTowers):
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
 
-    def _describe(self, model: Any, max_tokens: int) -> OldPair | None:
+    def _describe(self, model: Any, max_tokens: int) -> PairDescription | None:
         """Set `model`, the description of both towers, and the number of tokens; return the trained pair, if known."""
         self.max_tokens = max_tokens
         self.other = None if self.pair is None else OtherPair(self.pair)
@@ -120,7 +120,7 @@ class NewTowerModule(TowerTraining, TwoTowers):
             self.side = new.side
             if self.side == "image":
                 self.max_tokens = new.max_tokens or CLIP_TOKENS
-            return OldPair(new.of, new.image_size, new.max_tokens)
+            return PairDescription(new.of, new.image_size, new.max_tokens)
         self.side = self.pair.side
         if self.pair.of is not None:  # of a checkpoint
             self.model = model

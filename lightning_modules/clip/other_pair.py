@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 from open_clip.model import convert_to_custom_text_state_dict
 from torch import Tensor
 
+from ...callbacks import AtomicCheckpointIO
 from ...common.errors import UserError
 from ...common.ranges import SettingsGroup
 from ..core.checkpoints import class_of, is_checkpoint, is_folder, read_config, saved_settings
@@ -22,8 +24,8 @@ from ..networks.clip.pair import RANDOM, ImageTower, TextTower, TowerPair
 from ..networks.clip.preprocessing import preprocessing_of, preprocessing_of_weights
 from ..networks.clip.shapes import Model, ModelShape, OpenClipConfig, resolved
 from ..networks.clip.weights import load_state
-from ..networks.published_clip import PublishedCLIP, load_published
-from .predecessor import OldPair, described_pair
+from ..networks.published_clip import load_published
+from .predecessor import PairDescription, described_pair
 
 Side = Literal["image", "text"]
 
@@ -65,7 +67,7 @@ class Composed(NamedTuple):
 
 
 class OtherPair:
-    """The pair that a new tower is taken from; its weights are read at the first use.
+    """The pair that a new tower is taken from; its description is read at the first use.
 
     Args:
         tower: names the pair and the tower.
@@ -75,7 +77,7 @@ class OtherPair:
         self.tower = tower
 
     @cached_property
-    def described(self) -> OldPair:
+    def described(self) -> PairDescription:
         """The description of the pair."""
         weights, name = self.tower.weights, self.tower.name
         if weights is None:
@@ -83,18 +85,13 @@ class OtherPair:
                 "Expected the weights of the new tower's pair as model.pair.weights, got none: give a checkpoint, an "
                 "export, a folder of open_clip's, or a tag or random with model.pair.name."
             )
-        if name is None:
-            _check_class(Path(weights).expanduser())
         if weights == RANDOM and name is None:
             raise UserError("Expected the name of a pair as model.pair.name with random weights, got none: add it.")
+        if name is None:
+            _check_class(Path(weights).expanduser())
         return described_pair(weights, name)
 
-    @cached_property
-    def published(self) -> PublishedCLIP:
-        """The pair with its weights."""
-        return load_published(self.tower.name, str(self.tower.weights), digest=False)
-
-    def composed(self, old: OldPair, image_size: int | None, max_tokens: int) -> Composed:
+    def composed(self, old: PairDescription, image_size: int | None, max_tokens: int) -> Composed:
         """Return the description of a trained pair with the new tower.
 
         Args:
@@ -150,7 +147,8 @@ class OtherPair:
             return expected, sorted(expected)
         of, image = self.described, self.tower.side == "image"
         whole = build_model(of.of, image_size if image else of.image_size, of.max_tokens if image else max_tokens)
-        state = convert_to_custom_text_state_dict(dict(self.published.network.state_dict()))
+        published = load_published(self.tower.name, str(self.tower.weights), digest=False)
+        state = convert_to_custom_text_state_dict(dict(published.network.state_dict()))
         load_state(whole, resolved(of.of), state, repr(self.tower.weights), "the weights")
         own = getattr(whole, TOWERS[self.tower.side]).state_dict()
         new = sorted(name for name, tensor in expected.items() if own[name].shape != tensor.shape)
@@ -160,7 +158,7 @@ class OtherPair:
 def _check_class(path: Path) -> None:
     """Refuse checkpoints and exports that are no pair of towers of open_clip's form."""
     if is_checkpoint(path):
-        kind = class_of(saved_settings(_content(path)))
+        kind = class_of(saved_settings(AtomicCheckpointIO().load_checkpoint(path, map_location="meta")))
     elif is_folder(path) and not (path / CONFIG_NAME).is_file():
         kind = str(read_config(path)["class"])
     else:
@@ -177,59 +175,77 @@ def _check_class(path: Path) -> None:
         )
 
 
-def _content(path: Path) -> Any:
-    from ...callbacks import AtomicCheckpointIO
-
-    return AtomicCheckpointIO().load_checkpoint(path, map_location="meta")
-
-
 def _own_tokens(model: Model) -> int:
+    """Return the number of tokens of a pair's texts without a given one."""
     return int(model_config(model, None, None)["text_cfg"].get("context_length") or 77)
 
 
-def _composed(old: OldPair, new: Model, side: Side, image_size: int | None, max_tokens: int) -> tuple[Model, Model]:
+def _composed(
+    old: PairDescription, new: Model, side: Side, image_size: int | None, max_tokens: int
+) -> tuple[Model, Model]:
     """Return the descriptions of a trained pair with another's tower, and of the other with the embedding dimension.
 
     Either tower may be described by itself, as a network of timm or an encoder of transformers: it then replaces that
     of the other description. Two of MobileCLIP's shapes become one; all others one configuration of open_clip's.
+
+    Args:
+        old: the trained pair.
+        new: the other pair.
+        side: the tower of the other pair.
+        image_size: side of the images in pixels.
+        max_tokens: number of tokens of the texts.
+
+    Raises:
+        UserError: If open_clip's configuration cannot describe one of them.
     """
-    kept_side: Side = "text" if side == "image" else "image"
     width = model_config(old.of)["embed_dim"]
     own = _tower(new, side)
     if isinstance(own, (ImageTower, TextTower)):
-        fields = {side: own, "of": plain({"of": old.of})["of"]}
-        described = NewTower(**fields, image_size=old.image_size, max_tokens=old.max_tokens)
-        return described.completed(), described
+        described = _with_tower(own, side, old.of, {"image_size": old.image_size, "max_tokens": old.max_tokens})
+        return described, described
+    kept_side: Side = "text" if side == "image" else "image"
     kept = _tower(old.of, kept_side)
-    shapes = preset_of(kept) if not isinstance(kept, (ImageTower, TextTower)) else None, preset_of(own)
-    other: Model
-    if shapes[1] is not None:
-        # A new tower trains whole, also the bias that the vendor's first networks lack.
-        other = dataclasses.replace(shapes[1], embed_dim=width, projection_bias=True)
-    else:
-        other = _of_open_clip(str(resolved(own)), model_config(own, None, None), width)
+    shape = preset_of(own)
     if isinstance(kept, (ImageTower, TextTower)):
-        fields = {kept_side: kept, "of": plain({"of": other})["of"]}
-        sizes: dict[str, Any] = {"max_tokens": max_tokens} if side == "text" else {"image_size": image_size}
-        return NewTower(**fields, **sizes).completed(), other
-    if shapes[0] is not None and isinstance(other, ModelShape):
-        images, texts = (other, shapes[0]) if side == "image" else (shapes[0], other)
+        other = _of_width(own, width)
+        sizes = {"max_tokens": max_tokens} if side == "text" else {"image_size": image_size}
+        return _with_tower(kept, kept_side, other, sizes), other
+    kept_shape = preset_of(kept)
+    if shape is not None and kept_shape is not None:
+        new_shape = _of_width(shape, width)
+        images, texts = (new_shape, kept_shape) if side == "image" else (kept_shape, new_shape)
+        assert isinstance(images, ModelShape)
         text = {name: getattr(texts, name) for name in ("width", "layers", "causal", "mixers")}
-        return dataclasses.replace(images, embed_dim=width, **text), other
-    for shape, of_side, name in ((shapes[0], kept_side, kept), (shapes[1], side, own)):
-        _check_expressible(shape, of_side, str(name))
+        return dataclasses.replace(images, embed_dim=width, **text), new_shape
+    _check_expressible(kept_shape, kept_side, str(kept))
+    _check_expressible(shape, side, str(own))
     configs = {kept_side: model_config(kept, None, None), side: model_config(own, None, None)}
     # open_clip has one activation for its own networks; timm's and transformers' have theirs.
     native = kept_side == "text" or "timm_model_name" not in configs["image"]["vision_cfg"]
     quick = bool(configs[kept_side if native else side].get("quick_gelu"))
-    both = {"vision_cfg": configs["image"]["vision_cfg"], "text_cfg": configs["text"]["text_cfg"]}
-    names = f"{side} tower of {resolved(own)} in the space of {resolved(kept)}"
-    if isinstance(other, OpenClipConfig):
-        other = _of_open_clip(other.name, other.config | {"quick_gelu": quick}, width)
-    return _of_open_clip(names, {**both, "quick_gelu": quick}, width), other
+    both = {"vision_cfg": configs["image"]["vision_cfg"], "text_cfg": configs["text"]["text_cfg"], "quick_gelu": quick}
+    name = f"{side} tower of {own} in the space of {kept}"
+    return _of_open_clip(name, both, width), _of_width(own, width, quick)
 
 
-def _of_open_clip(name: str, config: dict[str, Any], width: int) -> OpenClipConfig:
+def _with_tower(tower: ImageTower | TextTower, side: Side, of: Model, sizes: Mapping[str, int | None]) -> NewTower:
+    """Return a pair with another tower, independent of files."""
+    fields: dict[str, Any] = {side: tower, **plain({"of": of}), **sizes}
+    return NewTower(**fields).completed()
+
+
+def _of_width(pair: Model, width: int, quick: bool | None = None) -> ModelShape | OpenClipConfig:
+    """Return a pair of MobileCLIP's or of open_clip's with another embedding dimension, perhaps another activation."""
+    shape = preset_of(pair)
+    if shape is not None:
+        # A new tower trains whole, also the bias that the vendor's first networks lack.
+        return dataclasses.replace(shape, embed_dim=width, projection_bias=True)
+    config = model_config(pair, None, None)
+    return _of_open_clip(str(pair), config if quick is None else config | {"quick_gelu": quick}, width)
+
+
+def _of_open_clip(name: str, config: Mapping[str, Any], width: int) -> OpenClipConfig:
+    """Return the parts of a configuration of open_clip's that describe towers, with an embedding dimension."""
     kept = {key: config[key] for key in ("vision_cfg", "text_cfg")}
     quick = {"quick_gelu": True} if config.get("quick_gelu") else {}
     return OpenClipConfig(name, {"embed_dim": width, **kept, **quick, "custom_text": True})

@@ -47,7 +47,7 @@ class PredecessorSettings(SettingsGroup, option="predecessor"):
     model: str | None = None
 
 
-class OldPair(NamedTuple):
+class PairDescription(NamedTuple):
     """Description of a trained pair of towers.
 
     Attributes:
@@ -76,7 +76,7 @@ def with_predecessor(given: NewTower, predecessor: PredecessorSettings) -> NewTo
     return given.completed()
 
 
-def described_predecessor(predecessor: PredecessorSettings) -> OldPair:
+def described_predecessor(predecessor: PredecessorSettings) -> PairDescription:
     """Return the description of the trained pair.
 
     Raises:
@@ -90,7 +90,7 @@ def described_predecessor(predecessor: PredecessorSettings) -> OldPair:
     return described_pair(predecessor.weights, predecessor.model)
 
 
-def described_pair(weights: str, model: str | None) -> OldPair:
+def described_pair(weights: str, model: str | None) -> PairDescription:
     """Return the description of a pair.
 
     Args:
@@ -102,7 +102,7 @@ def described_pair(weights: str, model: str | None) -> OldPair:
     """
     trained = training_of(Path(weights).expanduser()) if model is None else None
     if trained is None:
-        return OldPair(model_of(model, weights))
+        return PairDescription(model_of(model, weights))
     arguments = trained["hyper_parameters"]
     of = resolved(arguments["model"])
     if isinstance(of, TowerPair):  # whose weights are those of the training
@@ -110,7 +110,7 @@ def described_pair(weights: str, model: str | None) -> OldPair:
         text = dataclasses.replace(of.text, weights=RANDOM)
         of = dataclasses.replace(of, image=image, text=text)
     images = preprocessing_of_training(trained)
-    return OldPair(of, arguments["vision"]["image_size"], arguments["max_tokens"], images)
+    return PairDescription(of, arguments["vision"]["image_size"], arguments["max_tokens"], images)
 
 
 class Predecessor(Frozen[nn.Module]):
@@ -122,7 +122,9 @@ class Predecessor(Frozen[nn.Module]):
         old: description of the pair; None means that of its files, which `load` reads.
     """
 
-    def __init__(self, settings: PredecessorSettings, side: Literal["image", "text"], old: OldPair | None) -> None:
+    def __init__(
+        self, settings: PredecessorSettings, side: Literal["image", "text"], old: PairDescription | None
+    ) -> None:
         super().__init__(None, "predecessor", "model.predecessor.weights")
         self.settings = settings
         self.side = side
