@@ -15,7 +15,7 @@ from ..common.lazy import LazyNames
 
 if TYPE_CHECKING:
     from .albef import ALBEFModule, EntailmentModule, NLVR2Module, TextAssignmentModule, VQAModule
-    from .clip import CLIPModule, NewTowerModule
+    from .clip import CLIPModule, NewTextModule, NewTowerModule
     from .cocord import CoCoRDLinearProbeModule, CoCoRDModule
     from .mmlg import CaptioningModule, MMLGImageClassifierModule, MMLGModule
     from .mobileclip import CoCaCaptioner, MobileCLIPModule, ReinforcementModule, TransformersCaptioner
@@ -31,6 +31,7 @@ _NAMES = {
     ),
     "clip": (
         "CLIPModule",
+        "NewTextModule",
         "NewTowerModule",
     ),
     "cocord": (
@@ -67,6 +68,7 @@ __all__ = [
     "MMLGModule",
     "MobileCLIPModule",
     "NLVR2Module",
+    "NewTextModule",
     "NewTowerModule",
     "ReinforcementModule",
     "SHReImageClassifierModule",

@@ -27,7 +27,6 @@ from ...lightning_modules.core.memory import weights_in_place
 from ...lightning_modules.core.programs import padding_tokenizer
 from ...lightning_modules.core.towers import Space, tower_digest_of, weights_digest
 from ...lightning_modules.networks.clip.files import CONFIG_NAME
-from ...lightning_modules.networks.clip.shapes import text_prefix_of
 from ...lightning_modules.networks.published_clip import RANDOM, PublishedCLIP, TowerTokenizer, load_published
 from ..cli.saved_run import resolved
 from ..export.reading import has_clip_texts, text_encoder, tokenizer_of_folder
@@ -54,6 +53,7 @@ class ImageTextModel:
         preprocessing: What `transform` and `finish` do.
         joined: The space of another pair that a tower was trained into; None for a space of its own.
         sides: The towers that there are.
+        image_digest: Fingerprint of an image tower that `network` does not hold; None if it holds it.
     """
 
     name: str
@@ -69,6 +69,7 @@ class ImageTextModel:
     preprocessing: Preprocessing | None = None
     joined: Space | None = None
     sides: Sequence[str] = ("image", "text")
+    image_digest: str | None = None
 
     @cached_property
     def space(self) -> Space:
@@ -82,6 +83,8 @@ class ImageTextModel:
 
     def tower_digest(self, side: str) -> str:
         """Return the fingerprint of the tower `image` or `text`; that of all weights without separate towers."""
+        if side == "image" and self.image_digest is not None:
+            return self.image_digest
         return tower_digest_of(self.network, side) or self.sha256
 
     def tower_digests(self) -> dict[str, str]:
@@ -246,7 +249,7 @@ def _from_export(folder: Path) -> ImageTextModel:
 def _from_tower(folder: Path) -> ImageTextModel:
     """Return the model of a tower that was exported alone: the other tower's features are asked for in vain."""
     one = load_tower(folder)
-    side = one.new.side
+    side = one.side
 
     def absent(*_: Any) -> Any:
         raise UserError(
@@ -260,9 +263,7 @@ def _from_tower(folder: Path) -> ImageTextModel:
         return ImageTextModel(str(folder), one.tower, one.tower, absent, *prepared, joined=one.space, sides=(side,))
     tower: Any = one.tower
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
-    tokenizer = TowerTokenizer(
-        padding_tokenizer(text, tower.context_length, tower.pad_token_id), text_prefix_of(one.new)
-    )
+    tokenizer = TowerTokenizer(padding_tokenizer(text, tower.context_length, one.padding), one.prefix)
 
     def encode(texts: Sequence[str]) -> Tensor:
         features: Tensor = tower(tokenizer(list(texts)).to(next(tower.parameters()).device))
@@ -338,4 +339,5 @@ def _from_module(
         token_ids,
         preprocessing,
         module.space,
+        image_digest=getattr(module, "image_digest", None),
     )

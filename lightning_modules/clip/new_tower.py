@@ -2,84 +2,51 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_info
 from open_clip import CustomTextCLIP
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ...callbacks import RetrievalPredictionWriter, StepSeedCallback, gather, missing_callbacks, rank
 from ...common.errors import UserError
-from ...common.ranges import COUNT, NOT_NEGATIVE, SettingsGroup
+from ...common.ranges import COUNT
 from ..base.example_batch import pair_batch
 from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings, in_slices, kept_statistics, one_update
 from ..core.precision import unit
-from ..core.settings import plain
+from ..core.settings import plain, settings
 from ..core.towers import locked_towers
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
-from ..losses.contrast import pair_ids
-from ..losses.new_tower import TowerFeatures, new_tower_losses
 from ..networks.clip.models import build_model, model_config
 from ..networks.clip.new_tower import TOWERS, NewTower
-from ..networks.clip.pair import image_state, sourced, text_state
+from ..networks.clip.pair import ImageTower, image_state, sourced, text_state
 from ..networks.clip.preprocessing import ImageSettings, preprocessing_with, training_normalization
+from ..networks.clip.shapes import ModelShape, OpenClipConfig
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
-from ..optim.optimizers import adamw
-from ..optim.schedules import Schedule, WarmupCosine
-from .predecessor import TEACHER_IDS, Predecessor, PredecessorSettings, with_predecessor
+from .other_pair import OtherPair, PairTower, Side
+from .predecessor import (
+    TEACHER_IDS,
+    PairDescription,
+    Predecessor,
+    PredecessorSettings,
+    described_predecessor,
+    with_predecessor,
+)
 from .settings import OptimSettings
 from .tower_export import DESCRIPTION, LAYOUT, export_tower
+from .tower_training import NewTowerLossSettings, TowerTraining
 
 CLIP_TOKENS = 77
 """Number of tokens of a text of CLIP's."""
-LEARNING_RATE = 1e-4
-"""Peak learning rate without a given one, that of a trained encoder with a new projection (as in two_towers.yaml)."""
 
 
-@dataclass(frozen=True)
-class NewTowerLossSettings(SettingsGroup, option="loss"):
-    """The losses of a new tower, which are weighted and added up; see `losses/new_tower.py`.
-
-    Args:
-        feature: weight of the feature distillation, 1 - cosine of the new and the old feature of a row.
-        similarity: weight of the similarity distillation, the divergence of MobileCLIP's reinforced loss.
-        contrast: weight of the contrast with the partners of the rows.
-        prefixes: lengths of prefixes of the features that are trained beside them (Matryoshka), such as 256, 128 and
-            64.
-        int8: whether the similarities are computed from features as an int8 index stores them.
-        mask_same_image: whether, in the contrast, other pairs of the same image are not negatives.
-        mask_same_text: whether, in the contrast, other pairs of the same text are not negatives.
-
-    Raises:
-        UserError: If all weights are 0.
-    """
-
-    feature: Annotated[float, NOT_NEGATIVE] = 1.0
-    similarity: Annotated[float, NOT_NEGATIVE] = 1.0
-    contrast: Annotated[float, NOT_NEGATIVE] = 0.0
-    prefixes: Annotated[list[int] | None, COUNT] = None
-    int8: bool = False
-    mask_same_image: bool = True
-    mask_same_text: bool = True
-
-    def __post_init__(self) -> None:
-        if not self.feature + self.similarity + self.contrast:
-            raise UserError(
-                "Expected a loss of a new tower, got 0 as loss.feature, loss.similarity and loss.contrast: give one of "
-                "them a weight."
-            )
-
-
-class NewTowerModule(TwoTowers):
+class NewTowerModule(TowerTraining, TwoTowers):
     """Training of one new tower against a frozen pair, of which it replaces one.
 
     A new text tower learns from parallel texts alone (`ParallelTextDataModule`): the text that it reads, and the text
@@ -92,7 +59,8 @@ class NewTowerModule(TwoTowers):
 
     Args:
         model: the new tower: `text`, an encoder of transformers (see `TextTower`), or `image`, a network of timm (see
-            `ImageTower`).
+            `ImageTower`); left out with `pair`. A checkpoint with `pair` has the description of both towers here.
+        pair: another pair, of which one tower is the new one; see `PairTower`.
         predecessor: the trained pair; see `PredecessorSettings`.
         max_tokens: number of tokens of a new tower's texts, at most; the pair's is its own.
         match_equal_texts: whether equal captions of other images count as matches; None: see `RetrievalEvaluation`.
@@ -112,11 +80,11 @@ class NewTowerModule(TwoTowers):
     predecessor_settings: PredecessorSettings
     optim: OptimSettings
     memory: MemorySettings
-    model: NewTower
+    pair: PairTower | None
 
     def __init__(
         self,
-        model: NewTower,
+        model: NewTower | ModelShape | OpenClipConfig | None = None,
         predecessor: PredecessorSettings = PredecessorSettings(),
         max_tokens: Annotated[int, COUNT] = 77,
         match_equal_texts: bool | None = None,
@@ -126,22 +94,50 @@ class NewTowerModule(TwoTowers):
         memory: MemorySettings = MemorySettings(),
         optimizer: OptimizerCallable | None = None,
         lr_scheduler: LRSchedulerCallable | None = None,
+        pair: PairTower | None = None,
     ) -> None:
         super().__init__(optimizer, lr_scheduler)
         self.take_arguments(locals(), predecessor="predecessor_settings")
-        self.model = with_predecessor(self.model, self.predecessor_settings)
-        self.hparams.update(plain({"model": self.model}))  # not a folder: a checkpoint needs no other file
-        self.max_tokens = max_tokens if self.model.side == "text" else self.model.max_tokens or CLIP_TOKENS
-        width = model_config(self.model)["embed_dim"]
-        if longest := [length for length in self.loss.prefixes or () if length >= width]:
-            raise UserError(
-                f"Expected lengths below {width}, the embedding dimension of the pair, as loss.prefixes, got "
-                f"{longest[0]}: leave it out."
-            )
+        old = self._describe(model, max_tokens)
+        # Not a folder: a checkpoint needs no other file.
+        self.hparams.update(plain({"model": self.model, "pair": self.pair, "vision": self.vision}))
+        self.check_prefixes(model_config(self.model)["embed_dim"])
         self.student = self._build()
-        self.predecessor = Predecessor(self.predecessor_settings, self.model)
+        self.predecessor = Predecessor(self.predecessor_settings, self.side, old)
         self.evaluation = RetrievalEvaluation(match_equal_texts)
         self.train()
+
+    def _describe(self, model: Any, max_tokens: int) -> PairDescription | None:
+        """Set `model`, the description of both towers, and the number of tokens; return the trained pair, if known."""
+        self.max_tokens = max_tokens
+        self.other = None if self.pair is None else OtherPair(self.pair)
+        if self.pair is None or self.other is None:
+            self.side: Side
+            new = self.model = with_predecessor(
+                settings(NewTower, {} if model is None else model), self.predecessor_settings
+            )
+            assert new.of is not None
+            self.side = new.side
+            if self.side == "image":
+                self.max_tokens = new.max_tokens or CLIP_TOKENS
+            return PairDescription(new.of, new.image_size, new.max_tokens)
+        self.side = self.pair.side
+        if self.pair.of is not None:  # of a checkpoint
+            self.model = model
+            return None
+        if model is not None:
+            raise UserError(
+                "Expected one new tower, got model.pair beside model.image or model.text: leave out one of them, "
+                "perhaps as --model.model null."
+            )
+        old = described_predecessor(self.predecessor_settings)
+        composed = self.other.composed(old, self.vision.image_size, max_tokens)
+        self.model, self.max_tokens = composed.model, composed.max_tokens
+        images = self.other.images() if self.side == "image" else None
+        self.pair = dataclasses.replace(self.pair, **plain({"of": composed.of}), images=images)
+        self.vision = dataclasses.replace(self.vision, image_size=composed.image_size)
+        self.hparams["max_tokens"] = self.max_tokens
+        return old
 
     def _build(self) -> CustomTextCLIP:
         network = build_model(self.model, self.vision.image_size, self.max_tokens)
@@ -151,7 +147,7 @@ class NewTowerModule(TwoTowers):
         return network
 
     def _new_tower_of(self, network: Any) -> nn.Module:
-        tower: nn.Module = getattr(network, TOWERS[self.model.side])
+        tower: nn.Module = getattr(network, TOWERS[self.side])
         return tower
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -163,27 +159,12 @@ class NewTowerModule(TwoTowers):
         partner = self._partner_features(batch)
         if partner is None:  # texts alone: the old tower's are what the new ones are compared with
             partner = old
-        features = TowerFeatures(
-            new, old, partner, gather(new, True), gather(old), gather(partner), self.predecessor.scale
-        )
-        loss = self.loss
-        asked = loss.contrast > 0
-        ids = pair_ids(batch, loss.mask_same_image, loss.mask_same_text) if asked else None
-        losses = new_tower_losses(
-            features, loss.prefixes or (), loss.int8, rank() * len(new), self.memory.loss_rows, asked, ids
-        )
-        total = loss.feature * losses.feature + loss.similarity * losses.similarity + loss.contrast * losses.contrast
-        self.log("train/loss", total.detach(), prog_bar=True)
-        self.log("train/feature", losses.feature.detach())
-        self.log("train/similarity", losses.similarity.detach())
-        if asked:
-            self.log("train/contrast", losses.contrast.detach())
-        return total
+        return self.weighted_losses(new, old, partner, self.predecessor.scale, batch)
 
     def _new_features(self, batch: Batch) -> Tensor:
         """Return the unit-length features [b, d] by the new tower, with gradient."""
-        encode = self.student.encode_text if self.model.side == "text" else self.student.encode_image
-        inputs = batch["input_ids"] if self.model.side == "text" else batch["image"]
+        encode = self.student.encode_text if self.side == "text" else self.student.encode_image
+        inputs = batch["input_ids"] if self.side == "text" else batch["image"]
         size = self.memory.micro_batch_size
 
         def encoded(rows: Tensor) -> tuple[Tensor]:
@@ -196,7 +177,7 @@ class NewTowerModule(TwoTowers):
     @torch.no_grad()
     def _partner_features(self, batch: Batch) -> Tensor | None:
         """Return the unit-length features [b, d] of the pair's other tower, or of a store; None without its inputs."""
-        if self.model.side == "image":
+        if self.side == "image":
             texts = batch["text_features"] if "text_features" in batch else batch["input_ids"]
             return self.encode_texts(texts, batch["attention_mask"])
         images = batch.get("image_features", batch.get("image"))
@@ -231,23 +212,29 @@ class NewTowerModule(TwoTowers):
     def load_initial_weights(self) -> None:
         """Load the pair's other tower, and the weights of the new tower."""
         self._load_predecessor()
+        tower: Any = self._new_tower_of(self.student)
         model = self.model
-        if model.text is not None:
-            state, option = text_state(self.student.text, model.text), "text"
+        if self.other is not None:
+            state, unread = self.other.state(tower, self.vision.image_size, self.max_tokens)
+            source = self.other.sourced(unread)
         else:
-            assert model.image is not None
-            state, option = image_state(self.student.visual, model.image), "image"
+            assert isinstance(model, NewTower)
+            new = model.tower
+            state = image_state(tower, new) if isinstance(new, ImageTower) else text_state(tower, new)
+            source = sourced(new)
         self.student.load_state_dict(self.predecessor.kept, strict=False)
-        self._new_tower_of(self.student).load_state_dict(state)
+        tower.load_state_dict(state)
         space = "" if self.space is None else f" {self.space.fingerprint}"
         rank_zero_info(
-            f"The new {option} tower is {sourced(model.tower)}; it is trained into the space{space} of "
+            f"The new {self.side} tower is {source}; it is trained into the space{space} of "
             f"{self.predecessor_settings.weights!r}."
         )
 
     def initial_preprocessing(self) -> dict[str, Any] | None:
         """Return the preprocessing of the new image tower, or of the pair's."""
-        if self.model.side == "image":
+        if self.side == "image" and self.pair is not None:
+            return self.pair.images
+        if self.side == "image":
             return preprocessing_with(self.model, self.vision).as_dict()
         self._load_predecessor()
         pair = self.predecessor.preprocessing
@@ -255,14 +242,14 @@ class NewTowerModule(TwoTowers):
 
     def expected_image_size(self) -> int:
         """Return the argument `vision.image_size`, else the pair's or the new tower's side of images in pixels."""
-        kept = self.model.image_size if self.model.side == "text" else None
+        kept = self.model.image_size if self.side == "text" and isinstance(self.model, NewTower) else None
         return self.vision.image_size or kept or super().expected_image_size()
 
     @property
     def teacher_tokenizers(self) -> Mapping[str, Tokenizer]:
         """The tokenizer of the text tower that is replaced, by the name of its ids in a batch."""
         tokenizer = self.predecessor.tokenizer
-        return {TEACHER_IDS: tokenizer} if tokenizer is not None and self.model.side == "text" else {}
+        return {TEACHER_IDS: tokenizer} if tokenizer is not None and self.side == "text" else {}
 
     @property
     def locked_towers(self) -> list[str]:
@@ -273,30 +260,12 @@ class NewTowerModule(TwoTowers):
         """Return the student and the tower that is replaced."""
         return [self.student, *([self.predecessor.network] if self.predecessor.loaded else [])]
 
-    def configure_callbacks(self) -> list[Callback]:
-        """Add seeds and the writer of predictions, if they are missing."""
-        needed = (StepSeedCallback(), RetrievalPredictionWriter())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
-
-    @property
-    def learning_rate(self) -> float:
-        """The peak learning rate."""
-        return self.optim.learning_rate or LEARNING_RATE
-
-    def paper_optimizer(self, groups: list[dict[str, Any]]) -> Optimizer:
-        """Return AdamW."""
-        return adamw(groups, self.learning_rate, self.optim.weight_decay, self.optim.betas, self.optim.eps)
-
-    def paper_schedule(self) -> Schedule:
-        """Return a linear warm-up and half a cosine to 0."""
-        return WarmupCosine(self.learning_rate, warmup_start=0.0, warmup_share=self.optim.warmup_share)
-
     def example_batch(self, rows: int, data: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return texts, or pairs of images and texts, with the shapes of a training, for `vlightning plan`."""
         batch = pair_batch(self, rows, data)
         if "old_column" in data:  # parallel texts
             del batch["image"]
-        if self.model.side == "text":
+        if self.side == "text":
             length = self.predecessor.text_length
             batch[TEACHER_IDS] = torch.zeros(rows, length, dtype=torch.long)
         return batch

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from open_clip.model import convert_to_custom_text_state_dict
@@ -22,8 +22,8 @@ from ..core.towers import Space, tower_digest_of
 from ..networks.clip.models import build_model
 from ..networks.clip.new_tower import TOWERS, NewTower
 from ..networks.clip.pair import RANDOM, TowerPair
-from ..networks.clip.preprocessing import preprocessing_of
-from ..networks.clip.shapes import resolved
+from ..networks.clip.preprocessing import preprocessing_of, preprocessing_of_training
+from ..networks.clip.shapes import Model, resolved
 from ..networks.clip.weights import below, load_state
 from ..networks.published_clip import PublishedCLIP, Tokenizer, load_published, training_of
 from ..networks.user_teacher import TeacherImages
@@ -47,6 +47,22 @@ class PredecessorSettings(SettingsGroup, option="predecessor"):
     model: str | None = None
 
 
+class PairDescription(NamedTuple):
+    """Description of a trained pair of towers.
+
+    Attributes:
+        of: its towers, independent of files.
+        image_size: side of its images in pixels; None means its own.
+        max_tokens: number of tokens of its texts; None means its own.
+        images: record of the preprocessing of a training here; None for other weights.
+    """
+
+    of: Model
+    image_size: int | None = None
+    max_tokens: int | None = None
+    images: dict[str, Any] | None = None
+
+
 def with_predecessor(given: NewTower, predecessor: PredecessorSettings) -> NewTower:
     """Return a new tower that names the pair, and depends on no file.
 
@@ -54,32 +70,47 @@ def with_predecessor(given: NewTower, predecessor: PredecessorSettings) -> NewTo
         UserError: If there is no such pair or encoder.
     """
     if given.of is None:
-        given = dataclasses.replace(given, **_described(predecessor))
+        old = described_predecessor(predecessor)
+        fields = plain({"of": old.of}) | {"image_size": old.image_size, "max_tokens": old.max_tokens}
+        given = dataclasses.replace(given, **fields)
     return given.completed()
 
 
-def _described(predecessor: PredecessorSettings) -> dict[str, Any]:
-    """Return the fields of `NewTower` that describe a pair."""
-    weights = predecessor.weights
-    if weights is None:
+def described_predecessor(predecessor: PredecessorSettings) -> PairDescription:
+    """Return the description of the trained pair.
+
+    Raises:
+        UserError: If there is no such pair.
+    """
+    if predecessor.weights is None:
         raise UserError(
             "Expected the trained pair as model.predecessor.weights, got none: give a checkpoint, an export, a folder "
             "of open_clip's, or a tag with model.predecessor.model."
         )
-    trained = training_of(Path(weights).expanduser()) if predecessor.model is None else None
+    return described_pair(predecessor.weights, predecessor.model)
+
+
+def described_pair(weights: str, model: str | None) -> PairDescription:
+    """Return the description of a pair.
+
+    Args:
+        weights: as in `PredecessorSettings`.
+        model: as in `PredecessorSettings`.
+
+    Raises:
+        UserError: If there is no such pair.
+    """
+    trained = training_of(Path(weights).expanduser()) if model is None else None
     if trained is None:
-        return {"of": plain({"of": model_of(predecessor.model, weights)})["of"]}
+        return PairDescription(model_of(model, weights))
     arguments = trained["hyper_parameters"]
-    model = resolved(arguments["model"])
-    if isinstance(model, TowerPair):  # whose weights are those of the training
-        image = dataclasses.replace(model.image, weights=RANDOM)
-        text = dataclasses.replace(model.text, weights=RANDOM)
-        model = dataclasses.replace(model, image=image, text=text)
-    return {
-        "of": plain({"of": model})["of"],
-        "image_size": arguments["vision"]["image_size"],
-        "max_tokens": arguments["max_tokens"],
-    }
+    of = resolved(arguments["model"])
+    if isinstance(of, TowerPair):  # whose weights are those of the training
+        image = dataclasses.replace(of.image, weights=RANDOM)
+        text = dataclasses.replace(of.text, weights=RANDOM)
+        of = dataclasses.replace(of, image=image, text=text)
+    images = preprocessing_of_training(trained)
+    return PairDescription(of, arguments["vision"]["image_size"], arguments["max_tokens"], images)
 
 
 class Predecessor(Frozen[nn.Module]):
@@ -87,15 +118,19 @@ class Predecessor(Frozen[nn.Module]):
 
     Args:
         settings: names the pair.
-        new: the new tower, which names the pair's model.
+        side: the tower that is replaced.
+        old: description of the pair; None means that of its files, which `load` reads.
     """
 
-    def __init__(self, settings: PredecessorSettings, new: NewTower) -> None:
+    def __init__(
+        self, settings: PredecessorSettings, side: Literal["image", "text"], old: PairDescription | None
+    ) -> None:
         super().__init__(None, "predecessor", "model.predecessor.weights")
         self.settings = settings
-        self.new = new
+        self.side = side
+        self.old = old
         self.tokenizer: Tokenizer | None = None
-        self.preprocessing = preprocessing_of(new.of, new.image_size) if new.of is not None else None
+        self.preprocessing = None if old is None else preprocessing_of(old.of, old.image_size)
         self.space: Space | None = None
         self.digest: str | None = None
         """Fingerprint of the tower that is replaced; known after `load`."""
@@ -114,9 +149,8 @@ class Predecessor(Frozen[nn.Module]):
         """
         if self.loaded:
             return
-        new = self.new
-        assert new.of is not None
-        pair = build_model(new.of, new.image_size, new.max_tokens)
+        old = self.old = self.old or described_predecessor(self.settings)
+        pair = build_model(old.of, old.image_size, old.max_tokens)
         self.text_length = int(pair.context_length)
         name, weights = str(self.settings.model or "pair"), str(self.settings.weights)
         if reads_weights():
@@ -124,9 +158,9 @@ class Predecessor(Frozen[nn.Module]):
             name = published.model
             self._adopt(published)
             state = convert_to_custom_text_state_dict(dict(published.network.state_dict()))
-            load_state(pair, resolved(new.of), state, repr(weights), "the weights")
+            load_state(pair, resolved(old.of), state, repr(weights), "the weights")
         self.scale = float(pair.logit_scale.detach().exp()) if reads_weights() else 1.0
-        tower = TOWERS[new.side]
+        tower = TOWERS[self.side]
         (kept,) = set(TOWERS.values()) - {tower}
         whole = pair.state_dict()
         self.kept = {f"{kept}.{key}": tensor for key, tensor in below(f"{kept}.", whole).items()}
@@ -136,7 +170,7 @@ class Predecessor(Frozen[nn.Module]):
 
     def _adopt(self, published: PublishedCLIP) -> None:
         self.tokenizer = published.tokenizer
-        self.digest = tower_digest_of(published.network, self.new.side)
+        self.digest = tower_digest_of(published.network, self.side)
         self.preprocessing = published.preprocessing
         self.space = published.space
 
@@ -174,7 +208,7 @@ class Predecessor(Frozen[nn.Module]):
         """
         if "teacher_features" in batch:
             return unit(batch["teacher_features"])
-        name = TEACHER_IDS if self.new.side == "text" else "image"
+        name = TEACHER_IDS if self.side == "text" else "image"
         if name not in batch:
             raise UserError(
                 f"Expected {name} in the training batch, got only {', '.join(batch)}: train with "

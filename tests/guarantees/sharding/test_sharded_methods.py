@@ -89,7 +89,10 @@ def trajectories(method, outside):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*METHODS, "albef_vqa", "clip", "adapters", "towers", "new_text", "new_image"])
+@pytest.mark.parametrize(
+    "method",
+    [*METHODS, "albef_vqa", "clip", "adapters", "towers", "new_text", "new_image", "new_from_pair", "new_text_any"],
+)
 def test_twenty_sharded_steps_equal_ddp(outside, method):
     """In float64: the difference is what sharding does, and not noise that AdamW makes steps of."""
     for start, plain, sharded, recomputed in run_distributed(trajectories, method, outside(method), timeout=300):

@@ -1,14 +1,18 @@
 """A small ALBEF and batches for it."""
 
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from support.methods.groups import merged
+from vlightning.common.preprocessing import Preprocessing
+from vlightning.common.tokenizers import tokenizer_from_json
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef.official import from_official, is_flat, official_name
 from vlightning.lightning_modules.albef.weights import load_state
+from vlightning.lightning_modules.base.model_card import Training
 
 SIZES = {
     "vision": {"image_size": 16, "patch_size": 8, "width": 16, "depth": 2, "heads": 2},
@@ -30,6 +34,20 @@ IMAGE_SIZE, MAX_TOKENS = 16, 16
 def tiny_albef(seed=0, changes=None, kind=ALBEFModule, **more):
     torch.manual_seed(seed)
     return kind(**merged(SIZES, more, changes or {}))
+
+
+def write_albef(folder, texts, seed=3):
+    """Write the export of an ALBEF with random weights.
+
+    Args:
+        folder: of the export.
+        texts: folder with the tokenizer.
+        seed: of the weights.
+    """
+    module = tiny_albef(seed, text={"vocab_size": 200})
+    text = tokenizer_from_json((Path(texts) / "tokenizer.json").read_text()).backend_tokenizer.to_str()
+    module.adopt_preprocessing(Preprocessing(IMAGE_SIZE, (0.5,) * 3, (0.5,) * 3, "bicubic").as_dict())
+    module.save_pretrained(folder, text, Training({"max_tokens": MAX_TOKENS}))
 
 
 def load_official(module, official):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef
+from support.methods.albef import IMAGE_SIZE, MAX_TOKENS, SIZES, tiny_albef, write_albef
 from support.methods.captioning import caption_data, caption_module, write_data
 from support.methods.classifier import shape_classes, tiny_classifier
 from support.methods.clip import LENGTH, SIZE, WORDS, add_clip, randomized
@@ -31,7 +31,14 @@ from vlightning.datamodules import (
     ShapesDataModule,
     ShapesVQADataModule,
 )
-from vlightning.lightning_modules import CLIPModule, CoCoRDModule, MobileCLIPModule, NewTowerModule, VQAModule
+from vlightning.lightning_modules import (
+    CLIPModule,
+    CoCoRDModule,
+    MobileCLIPModule,
+    NewTextModule,
+    NewTowerModule,
+    VQAModule,
+)
 
 ROWS = {"length": 32, "eval_length": 10}
 """Of one epoch, and of the validation."""
@@ -161,6 +168,34 @@ def new_image(folder, seed, **data):
     return new_tower(folder, seed, {"image": {"name": "test_convnext", "weights": "random"}}, **data)
 
 
+def new_from_pair(folder, seed, **data):
+    """The text tower of a model of open_clip's in the space of a pair of towers."""
+    torch.manual_seed(seed)
+    module = NewTowerModule(
+        predecessor={"weights": f"{folder}/pair"},
+        pair={"side": "text", "weights": f"{folder}/published"},
+        max_tokens=TOKENS,
+        vision={"image_size": 48},
+        loss={"contrast": 0.5},
+        memory={"micro_batch_size": 3},
+    )
+    words = {"tokenizer": "clip", "vocab_size": WORDS, "max_tokens": TOKENS, "image_size": 48}
+    return module, ShapesDataModule(**ROWS | words | data)
+
+
+def new_text_any(folder, seed, **data):
+    """A BERT in the space of an ALBEF."""
+    torch.manual_seed(seed)
+    module = NewTextModule(
+        {"text": {"name": f"{folder}/encoder", "prefix": "a photo of "}},
+        {"weights": f"{folder}/albef"},
+        max_tokens=16,
+        loss={"contrast": 0.5, "prefixes": [4], "int8": True},
+        memory={"micro_batch_size": 3},
+    )
+    return module, ShapesDataModule(**ROWS | {"max_tokens": 16, "image_size": IMAGE_SIZE} | data)
+
+
 def classifier(outside, seed, **data):
     """A vision classifier on a descendant's tower."""
     return tiny_classifier(seed), shape_classes(**ROWS | {"length": 32, "seed": None} | data)
@@ -193,6 +228,18 @@ def _pair(folder):
     module = CLIPModule(pair, max_tokens=16, vision={"image_size": 48})
     randomized(module.student, scale=2.0)
     module.save_pretrained(folder / "pair")
+    return str(folder)
+
+
+def _pairs(folder):
+    """The pair of `_pair`, and a model of open_clip's."""
+    write_published(folder / "published")
+    return _pair(folder)
+
+
+def _albef(folder):
+    """An ALBEF as an export with its tokenizer, and the folder of a text encoder with the same words."""
+    write_albef(folder / "albef", _encoder(folder))
     return str(folder)
 
 
@@ -256,6 +303,10 @@ OTHERS = {
         _pair, new_text, ("student.text.proj", "student.text.transformer.embeddings"), ("predecessor.",)
     ),
     "new_image": Method(_pair, new_image, ("student.visual.head.proj", "student.visual.trunk."), ("predecessor.",)),
+    "new_from_pair": Method(
+        _pairs, new_from_pair, ("student.text.text_projection", "student.text.transformer."), ("predecessor.",)
+    ),
+    "new_text_any": Method(_albef, new_text_any, ("student.proj", "student.transformer.embeddings"), ("predecessor.",)),
     "classifier": Method(lambda folder: None, classifier, ("head.weight", "tower.conv1.weight")),
     "captioning": Method(_captions, captioning, ("mapper.prefix",), ("language_model.",)),
 }

@@ -16,10 +16,12 @@ from transformers import BertConfig, BertForMaskedLM
 from support.data.images import draw_image, encoded, write_food101, write_pets
 from support.data.refcoco import write_refcoco
 from support.methods import reinforced
+from support.methods.albef import write_albef
 from support.methods.captioning import EMBED_DIM, write_embeddings, write_language_model
 from support.methods.clip import SIZE
 from support.methods.encoders import write_encoder, write_tokenizer
 from support.methods.mmlg import write_teacher as write_clip
+from support.methods.published import write_published
 from support.methods.reinforcement import write_pairs
 from support.runs.recipes import CLASSES, MODELS
 from vlightning.common.tokenizers import tokenizer_from_json
@@ -222,6 +224,8 @@ def _write_networks(folder):
     pair = {"image": {"name": "test_efficientnet", "weights": "random"}, "projection_dim": 8}
     pair["text"] = {"name": str(folder / "text_encoder"), "weights": "random"}
     CLIPModule(pair, max_tokens=64, vision={"image_size": SIZE}).save_pretrained(folder / "exported/old")
+    write_published(folder / "exported/small")
+    write_albef(folder / "exported/albef", folder / "text_encoder")
     rows = "".join(f"{caption(number)},{caption(number, 1)}\n" for number in range(20))
     (folder / "parallel.csv").write_text(f"old,new\n{rows}")
     (folder / "coca").mkdir()

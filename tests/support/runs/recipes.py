@@ -78,6 +78,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "generation.max_new_tokens": 4,
     },
     "MobileCLIPModule": {},
+    "NewTextModule": {},
     "NewTowerModule": {},
     "ReinforcementModule": {"captioner.init_args.length": 6},
     "SHReModule": {
