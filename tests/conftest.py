@@ -41,9 +41,9 @@ def pytest_collection_finish():
 
 
 @pytest.fixture(autouse=True)
-def ranks_of_the_environment():
-    """Remove the ranks that a `Trainer` leaves in the environment, which the next test's processes would inherit."""
-    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE")
+def environment_of_a_run():
+    """Remove the ranks and the seed that a run leaves in the environment, which the next test's runs would inherit."""
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "WORLD_SIZE", "PL_GLOBAL_SEED", "PL_SEED_WORKERS")
     before = {name: os.environ[name] for name in names if name in os.environ}
     yield
     for name in names:
