@@ -50,7 +50,7 @@ MEAN, STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
 DIMS = (512, 256, 128, 64)
 PREFIXES = "--model.loss.prefixes=[256,128,64]"
 BATCH, SHAPES_TRAIN, SHAPES_TEST = 64, 3_000, 1_000
-LOADED = (
+COMMON = (
     f"--data.batch_size={BATCH}",
     "--data.eval_batch_size=128",
     "--data.num_workers=0",
@@ -273,7 +273,7 @@ def old_pair(work: Path, data: Path, name: str, steps: int, threads: int) -> Pat
     stores = [f"--data.store.{split}={folder}/store_{split}" for split in splits]
     sources = [f"--data.{split}={work}/{file}.parquet" for split, file in splits.items()]
     epochs = epochs_of(work / f"{collection.train}.parquet", steps)
-    fit(folder / "run", [*config, *LOADED, *sources, *stores], epochs, "val/recall_mean", threads, every=epochs)
+    fit(folder / "run", [*config, *COMMON, *sources, *stores], epochs, "val/recall_mean", threads, every=epochs)
     export = folder / "export"
     if not export.is_dir():
         checkpoint = str(last_checkpoint(folder / "run"))
@@ -303,7 +303,7 @@ def measure(name: str, arm_name: str, seed: int, options: argparse.Namespace, ol
     work, arm, collection = options.work, ARMS[name][arm_name], COLLECTIONS[name]
     folder = work / f"{name}_{re.sub('[^a-z0-9]+', '_', arm_name.lower())}_{seed}"
     words = [word.format(work=work, data=options.data, collection=name) for word in arm.words]
-    words = [f"--config={ROOT}/configs/clip/new_{arm.side}.yaml", f"--model.predecessor.weights={old}", *words, *LOADED]
+    words = [f"--config={ROOT}/configs/clip/new_{arm.side}.yaml", f"--model.predecessor.weights={old}", *words, *COMMON]
     if arm.side == "text":
         train = work / f"{name}_parallel{suffix(arm.share)}.parquet"
         store = old.parent / f"texts{suffix(arm.share)}"

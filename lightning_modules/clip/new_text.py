@@ -30,7 +30,7 @@ from ..networks.clip.weights import below
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from .any_predecessor import AnyPredecessor, ModelSettings
-from .predecessor import TEACHER_IDS
+from .predecessor import TEACHER_IDS, check_stored
 from .settings import OptimSettings
 from .tower_export import DESCRIPTION, LAYOUT, write_tower
 from .tower_training import NewTowerLossSettings, TowerTraining
@@ -141,20 +141,13 @@ class NewTextModule(TowerTraining):
         """Load the trained model, which every stage needs."""
         self._load_predecessor()
         if stage == "fit":
-            self._check_stored()
+            record = getattr(self.datamodule, "stored_teacher", None)
+            check_stored(record, self.predecessor.digest, self.predecessor_settings.weights)
         super().setup(stage)
 
     def _load_predecessor(self) -> None:
         self.predecessor.load()
         self.space = self.predecessor.space or self.space
-
-    def _check_stored(self) -> None:
-        record = getattr(self.datamodule, "stored_teacher", None)
-        if record is not None and record["towers"].get("text") != self.predecessor.digest:
-            raise UserError(
-                f"Expected a store of the texts by {self.predecessor_settings.weights!r} as data.store, got one by "
-                f"{record['model']!r}: embed the texts with the model (`vlightning embed --of texts`), or leave it out."
-            )
 
     def evaluates_initial_weights(self) -> bool:
         """Return True: the weights of the new tower are evaluated without a checkpoint."""

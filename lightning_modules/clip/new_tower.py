@@ -35,6 +35,7 @@ from .predecessor import (
     PairDescription,
     Predecessor,
     PredecessorSettings,
+    check_stored,
     described_predecessor,
     with_predecessor,
 )
@@ -76,10 +77,7 @@ class NewTowerModule(TowerTraining, TwoTowers):
     """
 
     vision: ImageSettings
-    loss: NewTowerLossSettings
     predecessor_settings: PredecessorSettings
-    optim: OptimSettings
-    memory: MemorySettings
     pair: PairTower | None
 
     def __init__(
@@ -197,7 +195,8 @@ class NewTowerModule(TowerTraining, TwoTowers):
         """Load the pair for a training, whose images it gets converted."""
         if stage == "fit":
             self._load_predecessor()
-            self.predecessor.check_stored(getattr(self.datamodule, "stored_teacher", None))
+            record = getattr(self.datamodule, "stored_teacher", None)
+            check_stored(record, self.predecessor.digest, self.predecessor_settings.weights)
             self.predecessor.receive(training_normalization(self.datamodule, self.model, self.vision))
         super().setup(stage)
 

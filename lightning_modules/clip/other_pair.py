@@ -220,7 +220,7 @@ def _composed(
     _check_expressible(kept_shape, kept_side, str(kept))
     _check_expressible(shape, side, str(own))
     configs = {kept_side: model_config(kept, None, None), side: model_config(own, None, None)}
-    # open_clip has one activation for its own networks; timm's and transformers' have theirs.
+    # open_clip has one activation for all of its own networks; each network of timm and of transformers has its own.
     native = kept_side == "text" or "timm_model_name" not in configs["image"]["vision_cfg"]
     quick = bool(configs[kept_side if native else side].get("quick_gelu"))
     both = {"vision_cfg": configs["image"]["vision_cfg"], "text_cfg": configs["text"]["text_cfg"], "quick_gelu": quick}

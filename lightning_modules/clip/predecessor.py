@@ -113,6 +113,24 @@ def described_pair(weights: str, model: str | None) -> PairDescription:
     return PairDescription(of, arguments["vision"]["image_size"], arguments["max_tokens"], images)
 
 
+def check_stored(record: Mapping[str, Any] | None, digest: str | None, weights: str | None) -> None:
+    """Check that features in a store, if there is one, are those of the text tower that is replaced.
+
+    Args:
+        record: `stored_teacher` of the datamodule.
+        digest: fingerprint of the tower.
+        weights: source of the trained model.
+
+    Raises:
+        UserError: If they are another tower's.
+    """
+    if record is not None and record["towers"].get("text") != digest:
+        raise UserError(
+            f"Expected a store of the texts by {weights!r} as data.store, got one by {record['model']!r}: embed the "
+            "texts with that model (`vlightning embed --of texts`), or leave it out."
+        )
+
+
 class Predecessor(Frozen[nn.Module]):
     """The tower that is replaced, frozen, and what is known of its pair once `load` was called.
 
@@ -179,21 +197,6 @@ class Predecessor(Frozen[nn.Module]):
         own = self.preprocessing
         if own is not None:
             self._images = TeacherImages(own.image_size, images, own.normalization, own.interpolation)
-
-    def check_stored(self, record: Mapping[str, Any] | None) -> None:
-        """Check that features in a store, if there is one, are those of the tower that is replaced.
-
-        Args:
-            record: `stored_teacher` of the datamodule.
-
-        Raises:
-            UserError: If they are another tower's.
-        """
-        if record is not None and record["towers"].get("text") != self.digest:
-            raise UserError(
-                f"Expected a store of the texts by {self.settings.weights!r} as data.store, got one by "
-                f"{record['model']!r}: embed the texts with the pair (`vlightning embed --of texts`), or leave it out."
-            )
 
     @torch.no_grad()
     def features(self, batch: Mapping[str, Tensor]) -> Tensor:
