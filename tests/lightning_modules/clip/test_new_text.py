@@ -1,6 +1,5 @@
 """A new text tower in the space of ALBEF and of SHRe: from a model to its index, searched in another language."""
 
-import csv
 import json
 import re
 import shutil
@@ -10,7 +9,7 @@ import pytest
 import torch
 
 from support.methods.albef import SIZES as ALBEF
-from support.methods.encoders import write_encoder, write_tokenizer, write_towers
+from support.methods.encoders import german, write_german, write_towers
 from support.methods.shre import SIZES as SHRE
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
@@ -19,15 +18,10 @@ from vlightning.common.errors import UserError
 from vlightning.lightning_modules import NewTextModule
 
 ROOT = Path(__file__).parents[3]
-GERMAN = {"dark": "dunkel", "half": "halb", "full": "voll"}
 TOKENS = 8
 CPU = ("--accelerator=cpu", "--num_workers=0")
 SMALL = ("--trainer.accelerator=cpu", "--data.num_workers=0", "--data.batch_size=8")
 MODELS = {"albef": ("ALBEFModule", ALBEF, {}), "shre": ("SHReModule", SHRE, {"kl": {"weight": 0.0}})}
-
-
-def german(text):
-    return " ".join(GERMAN[word] for word in text.split())
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +30,7 @@ def files(tmp_path_factory):
     folder = write_towers(tmp_path_factory.mktemp("new_text"))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        write_tokenizer(write_encoder(folder / "german", seed=9), texts=list(GERMAN.values()))
-        for name in ("pairs", "held_out"):
-            with Path(f"{name}.csv").open(newline="") as file:
-                rows = [(row["image"], row["caption"], german(row["caption"])) for row in csv.DictReader(file)]
-            with Path(f"{name}_de.csv").open("w", newline="") as file:
-                csv.writer(file).writerows([("image", "english", "caption"), *rows])
-            if name == "pairs":
-                with Path("parallel.csv").open("w", newline="") as file:
-                    csv.writer(file).writerows([("old", "new"), *((row[1], row[2]) for row in rows)])
+        write_german(folder, "pairs")
         for name, (module, sizes, more) in MODELS.items():
             groups = {key: value for key, value in (sizes | more).items() if isinstance(value, dict)}
             words = [

@@ -12,7 +12,15 @@ import torch
 from safetensors.torch import load_file
 
 from support.methods.clip import LENGTH, SIZE, add_tiny_clip, randomized
-from support.methods.encoders import IMAGES, write_encoder, write_pair, write_tokenizer, write_towers
+from support.methods.encoders import (
+    GERMAN,
+    IMAGES,
+    write_encoder,
+    write_german,
+    write_pair,
+    write_tokenizer,
+    write_towers,
+)
 from support.runs.command_line import run
 from vlightning.callbacks import AtomicCheckpointIO
 from vlightning.commands.evaluate.model import load_model
@@ -25,14 +33,9 @@ from vlightning.lightning_modules.networks.clip.models import build_model
 from vlightning.lightning_modules.networks.published_clip import load_published
 
 ROOT = Path(__file__).parents[3]
-GERMAN = {"dark": "dunkel", "half": "halb", "full": "voll"}
 TOKENS = 10
 SMALL = ("--trainer.accelerator=cpu", "--data.num_workers=0", "--data.batch_size=8", "--trainer.max_epochs=2")
 CPU = ("--accelerator=cpu", "--num_workers=0")
-
-
-def german(text):
-    return " ".join(GERMAN[word] for word in text.split())
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +46,7 @@ def files(tmp_path_factory):
         patch.chdir(folder)
         old = write_pair(folder / "old", folder, TOKENS, image_size=64)
         write_pair(folder / "other", folder, TOKENS, seed=7, image_size=64)
-        write_tokenizer(write_encoder(folder / "german", seed=9), texts=list(GERMAN.values()))
-        for name in ("pairs", "held_out"):
-            with Path(f"{name}.csv").open(newline="") as file:
-                rows = [(row["image"], row["caption"], german(row["caption"])) for row in csv.DictReader(file)]
-            with Path(f"{name}_de.csv").open("w", newline="") as file:
-                csv.writer(file).writerows([("image", "english", "caption"), *rows])
-        with Path("parallel.csv").open("w", newline="") as file:
-            texts = [(f"{english}", german(english)) for _, english, _ in rows]
-            csv.writer(file).writerows([("old", "new"), *texts])
+        write_german(folder, "held_out")
         for model in ("old", "other"):
             embedded = run("embed", model, "--data.predict=held_out.csv", f"--output=index_{model}", *CPU)
             assert embedded.status == 0, embedded.err

@@ -18,6 +18,7 @@ from vlightning.lightning_modules.networks.clip.pair import TowerPair
 
 IMAGES = "test_efficientnet"
 COLORS = ("dark", "half", "full")
+GERMAN = {"dark": "dunkel", "half": "halb", "full": "voll"}
 _SMALL = {"vocab_size": 300, "pad_token_id": 0}
 _BERT = _SMALL | {
     "hidden_size": 16,
@@ -114,3 +115,26 @@ def trained_without_text(fit, files, work, *words):
     shutil.rmtree(files / "gone")
     (checkpoint,) = work.rglob("last.ckpt")
     return checkpoint
+
+
+def german(text):
+    """Return a caption of `write_towers` in German."""
+    return " ".join(GERMAN[word] for word in text.split())
+
+
+def write_german(folder, parallel):
+    """Write a German encoder, both tables of `write_towers` with German captions, and `parallel.csv`.
+
+    Args:
+        folder: that of `write_towers`.
+        parallel: the table whose captions are the parallel texts, `pairs` or `held_out`.
+    """
+    write_tokenizer(write_encoder(folder / "german", seed=9), texts=list(GERMAN.values()))
+    for name in ("pairs", "held_out"):
+        with (folder / f"{name}.csv").open(newline="") as file:
+            rows = [(row["image"], row["caption"], german(row["caption"])) for row in csv.DictReader(file)]
+        with (folder / f"{name}_de.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("image", "english", "caption"), *rows])
+        if name == parallel:
+            with (folder / "parallel.csv").open("w", newline="") as file:
+                csv.writer(file).writerows([("old", "new"), *((row[1], row[2]) for row in rows)])
