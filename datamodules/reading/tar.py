@@ -22,7 +22,8 @@ import tarfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
@@ -226,7 +227,7 @@ def tar_indexes(files: Sequence[str], cache: Path) -> list[TarIndex]:
     """Return the index of each shard as `tar_index` does, read by as many processes as there are cores.
 
     Raises:
-        UserError: As `tar_index`.
+        UserError: As `tar_index`, or if one of the processes is killed.
     """
     from datasets.utils import tqdm
 
@@ -241,12 +242,21 @@ def tar_indexes(files: Sequence[str], cache: Path) -> list[TarIndex]:
         elif is_remote(files[0]):  # each read waits for the network
             found = stack.enter_context(ThreadPoolExecutor(_REMOTE_AT_ONCE)).map(read, files)
         else:
-            pool = stack.enter_context(multiprocessing.get_context("fork").Pool(processes))
-            found = pool.imap(read, files, chunksize=4)
+            # A `multiprocessing.Pool` ends its workers by a signal after an error, which can wait forever for a worker
+            # that does not die of it; and it waits forever for the result of a worker that was killed for memory.
+            context = multiprocessing.get_context("fork")
+            pool = stack.enter_context(ProcessPoolExecutor(processes, context))
+            found = pool.map(read, files, chunksize=4)
         indexes = []
-        for index in found:
-            indexes.append(index)
-            progress.update()
+        try:
+            for index in found:
+                indexes.append(index)
+                progress.update()
+        except BrokenProcessPool as error:
+            raise UserError(
+                "A process that reads tar files was killed, probably because the memory was used up: free memory and "
+                "start again, which continues after the files that are already indexed."
+            ) from error
     seconds = time.perf_counter() - start
     if seconds > SHOWN_AFTER:
         samples = sum(len(index.start) for index in indexes)

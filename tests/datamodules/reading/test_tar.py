@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import tarfile
 import tempfile
 from operator import itemgetter
@@ -189,3 +190,15 @@ def test_several_processes_make_the_indexes_of_one(tmp_path, monkeypatch):
     Path(files[5]).write_bytes(b"no tar" * 200)
     with pytest.raises(UserError, match="Expected a readable tar file"):
         tar_indexes(files, tmp_path / "again")
+
+
+def killed_reader(file, cache):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_ends_the_indexing(tmp_path, monkeypatch):
+    files = [str(tmp_path / f"{number}.tar") for number in range(9)]
+    monkeypatch.setattr(tar_file, "available_cores", lambda: 3)
+    monkeypatch.setattr(tar_file, "tar_index", killed_reader)
+    with pytest.raises(UserError, match="killed, probably because the memory was used up"):
+        tar_indexes(files, tmp_path)
