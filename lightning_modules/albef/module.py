@@ -31,7 +31,7 @@ from ..base.method import Bound, Method
 from ..base.vocabulary import check_tokenizer
 from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.precision import at_least_float32
-from ..core.trainers import trainer_of
+from ..core.trainers import callbacks_of, trainer_of
 from ..evaluation.protocol import Batch
 from ..evaluation.reranking import RerankSettings
 from ..evaluation.retrieval import RetrievalEvaluation
@@ -206,7 +206,7 @@ class ALBEFModule(Method):
         """Supply averaging, queues, seeds and the writer of predictions, unless the user gives them."""
         writer = GroundingWriter() if self.grounding.evaluate else RetrievalPredictionWriter()
         required = EMACallback(), QueueCallback(), StepSeedCallback(), writer
-        return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *required)
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the pairs that `EMACallback` averages after each optimizer step."""

@@ -28,6 +28,7 @@ from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings
 from ..core.settings import plain
 from ..core.towers import locked_towers
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import PairFeatures, coarse, contrast_losses, pair_ids, share_of_repeats, student_features
@@ -248,7 +249,7 @@ class CLIPModule(TwoTowers):
         needed: list[Callback] = [StepSeedCallback(), RetrievalPredictionWriter()]
         if self.loss.name != "sigmoid":  # at chance it is not ln B, with which the warning compares
             needed.append(StuckLossWarning())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *needed)
 
     def bounds(self) -> list[Bound]:
         """Return the logarithm of the logit scale, from 0 to that of `loss.max_logit_scale`."""

@@ -14,6 +14,7 @@ from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE, SettingsGroup
 from ..base.method import Method
 from ..core.memory import MemorySettings
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..losses.contrast import pair_ids
 from ..losses.new_tower import TowerFeatures, new_tower_losses
@@ -109,7 +110,7 @@ class TowerTraining(Method):
     def configure_callbacks(self) -> list[Callback]:
         """Add seeds and the writer of predictions, if they are missing."""
         needed = (StepSeedCallback(), RetrievalPredictionWriter())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *needed)
 
     @property
     def learning_rate(self) -> float:

@@ -27,6 +27,7 @@ from ..base.method import Method
 from ..core.data_sizes import DataSizes
 from ..core.frozen import Frozen
 from ..core.precision import at_least_float32
+from ..core.trainers import callbacks_of
 from ..evaluation.generated_texts import CaptionEvaluation
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
 from ..optim.optimizers import adamw
@@ -178,7 +179,7 @@ class CaptioningModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the callbacks that the method needs, unless the user gave them."""
-        return missing_callbacks(self.trainer.callbacks, StepSeedCallback(), CaptionWriter())  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), StepSeedCallback(), CaptionWriter())
 
     def setup(self, stage: str) -> None:
         """Load the language model, and compare the tower of the data's embeddings with the mapper's.

@@ -21,6 +21,7 @@ from ...common.ranges import COUNT, check_heads, check_patches
 from ..base.method import Method
 from ..core.fitting import load_fitting
 from ..core.precision import at_least_float32
+from ..core.trainers import callbacks_of
 from ..evaluation.classification import Batch, ClassificationEvaluation, check_classes
 from ..networks.attention import set_clip_attention
 from ..networks.cifar.classifier import init_linear
@@ -107,7 +108,7 @@ class MMLGImageClassifierModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the writer of predictions, unless the user gave one."""
-        return missing_callbacks(self.trainer.callbacks, ClassPredictionWriter())  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), ClassPredictionWriter())
 
     def sharded_networks(self) -> list[nn.Module]:
         """Return the tower; the head is in the module's own group."""

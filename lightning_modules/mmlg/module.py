@@ -34,6 +34,7 @@ from ..core.checkpoints import preprocessing_of_checkpoint
 from ..core.fitting import load_student
 from ..core.frozen import Frozen
 from ..core.precision import unit
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import ContrastLosses, check_length, contrast_losses, pair_ids
@@ -208,7 +209,7 @@ class MMLGModule(Method):
     def configure_callbacks(self) -> list[Callback]:
         """Add the callbacks that the method needs, unless the user gave them."""
         needed = (StepSeedCallback(), RetrievalPredictionWriter())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *needed)
 
     def setup(self, stage: str) -> None:
         """Load the teacher, which only training needs."""

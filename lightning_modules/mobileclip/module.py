@@ -32,6 +32,7 @@ from ...common.ranges import COUNT, Range
 from ..base.two_towers import TwoTowers
 from ..core.memory import MemorySettings
 from ..core.settings import plain
+from ..core.trainers import callbacks_of
 from ..evaluation.retrieval import RetrievalEvaluation
 from ..losses.contrast import ContrastLosses, contrast_losses, pair_ids, student_features
 from ..networks.clip.models import build_model
@@ -211,7 +212,7 @@ class MobileCLIPModule(TwoTowers):
         needed: list[Callback] = [StepSeedCallback(), RetrievalPredictionWriter()]
         if self.average is not None:
             needed.append(EMACallback())
-        return missing_callbacks(self.trainer.callbacks, *needed)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *needed)
 
     def bounds(self) -> list[tuple[nn.Parameter, float, float]]:
         """Return the logarithm of the logit scale, from 0 to that of `max_logit_scale`."""

@@ -18,6 +18,7 @@ from ...callbacks.writers.reinforcement import ReinforcementWriter
 from ...common.errors import UserError
 from ...common.ranges import COUNT, NOT_NEGATIVE
 from ..base.method import Method
+from ..core.trainers import callbacks_of
 from ..evaluation.protocol import Batch, Stage
 from .captioner import Captioner, SeveralCaptioners
 from .ensemble import Teacher, TeacherEnsemble, View
@@ -67,7 +68,7 @@ class ReinforcementModule(Method):
 
     def configure_callbacks(self) -> list[Callback]:
         """Add the writer, if it is missing."""
-        return missing_callbacks(self.trainer.callbacks, ReinforcementWriter(self.checked_samples))  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), ReinforcementWriter(self.checked_samples))
 
     def setup(self, stage: str) -> None:
         """Load the captioner and the teachers.

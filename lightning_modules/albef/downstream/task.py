@@ -17,7 +17,7 @@ from ...base.method import Method
 from ...base.vocabulary import TextTower
 from ...core.checkpoints import preprocessing_of_checkpoint
 from ...core.memory import in_slices
-from ...core.trainers import trainer_of
+from ...core.trainers import callbacks_of, trainer_of
 from ...evaluation.classification import ClassificationEvaluation
 from ...evaluation.protocol import Batch
 from ...losses.soft_targets import soft_cross_entropy
@@ -103,7 +103,7 @@ class TaskMethod(Method):
             required.insert(0, EMACallback())
         if self.writer is not None:
             required.append(self.writer())
-        return missing_callbacks(self.trainer.callbacks, *required)  # type: ignore[attr-defined]
+        return missing_callbacks(callbacks_of(self), *required)
 
     def momentum_pairs(self) -> dict[str, EMAPair]:
         """Return the pairs that `EMACallback` averages after each optimizer step; nothing without a teacher."""

@@ -16,6 +16,7 @@ WITHOUT = {
     "clip/new_image": "no paper has this training",
     "clip/new_text": "no paper has this training",
     "clip/new_text_any": "no paper has this training",
+    "clip/small": "no paper has this training",
     "cocord/base": "each pair has its number",
     "cocord/imagenet": "each pair has its number",
     "mobileclip/reinforce_10_5": "a preset of reinforce",
