@@ -28,6 +28,7 @@ from ..core.precision import at_least_float32, unit
 from ..evaluation.protocol import Batch
 from ..networks.attention import attend, set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert, resize_rows
+from ..networks.initial import init_linear
 from ..networks.vit import named_vit
 from .settings import TextSettings, VisionSettings
 
@@ -157,7 +158,7 @@ class FusionBert(nn.Module):
         ]
         self.bert = BertTrunk(config, layers)
         self.cls = BertOnlyMLMHead(config) if language_head else None
-        self.apply(partial(init_bert, std=config.initializer_range))
+        self.apply(init_bert)
         if self.cls is not None:
             self.cls.predictions.decoder.weight = self.bert.embeddings.word_embeddings.weight
             self.cls.predictions.decoder.bias = self.cls.predictions.bias
@@ -236,7 +237,7 @@ def _vit(vision: VisionSettings) -> VisionTransformer:
     """Return an image encoder that keeps all tokens."""
     if vision.name is not None:
         return named_vit(vision.name, vision.image_size, "model.vision.name")
-    return VisionTransformer(
+    encoder = VisionTransformer(
         img_size=vision.image_size,
         patch_size=vision.patch_size,
         embed_dim=vision.width,
@@ -248,6 +249,8 @@ def _vit(vision: VisionSettings) -> VisionTransformer:
         norm_layer=partial(nn.LayerNorm, eps=1e-6),  # that of DeiT and of the authors' ViT
         mlp_layer=LeanMlp,
     )
+    encoder.blocks.apply(init_linear)
+    return encoder
 
 
 class ALBEFNetwork(ImageNetwork):

@@ -20,6 +20,7 @@ from ..core.fitting import fill_tied, load_fitting
 from ..networks.classifier_files import read_pickle
 from ..networks.clip.pair import PRETRAINED
 from ..networks.clip.text_encoder import quiet
+from ..networks.initial import init_linear
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
 from .official import ACCURACIES, QUEUES, TRAINING_STATE, from_official, is_flat, official_name
@@ -95,6 +96,8 @@ def load_bert(encoder: FusionBert, source: str) -> str:
     """
     with quiet():
         bert, report = BertForMaskedLM.from_pretrained(source, output_loading_info=True)
+    for layer in encoder.layers[encoder.fusion_layer :]:  # as random layers of a BERT are
+        layer.crossattention.apply(partial(init_linear, std=bert.config.initializer_range))
     own = encoder.state_dict()
     # The head's output is tied to the words, which every BERT has.
     random = [

@@ -13,6 +13,7 @@ from transformers.models.bert.modeling_bert import BertEmbeddings
 
 from ..core.memory import recomputed
 from .attention import BERT_ATTENTION
+from .initial import init_linear
 
 
 class BertTrunk(nn.Module):
@@ -90,7 +91,7 @@ def bert_config(
 ) -> BertConfig:
     """Return the `transformers` configuration of a BERT of these sizes.
 
-    GELU, LayerNorm eps 1e-12, two token types and the initial standard deviation 0.02 are those of bert-base-uncased.
+    GELU, LayerNorm eps 1e-12 and two token types are those of bert-base-uncased.
     """
     config = BertConfig(
         vocab_size=vocab_size,
@@ -107,12 +108,11 @@ def bert_config(
     return config
 
 
-def init_bert(module: nn.Module, std: float) -> None:
-    """Initialize as BERT does: N(0, std^2) for matrices and embeddings, zero biases, identity LayerNorms."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=std)
-    if isinstance(module, nn.Linear) and module.bias is not None:
-        nn.init.zeros_(module.bias)
+def init_bert(module: nn.Module) -> None:
+    """Initialize embeddings from N(0, 0.02^2), as BERT, and matrices as `init_linear`."""
+    init_linear(module)
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         with torch.no_grad():
             module.weight[module.padding_idx].zero_()

@@ -18,6 +18,7 @@ from ..core.checkpoints import is_checkpoint, is_folder, tower_in
 from ..core.fitting import load_fitting
 from ..core.memory import LeanMlp
 from .clip.pair import check_image_network
+from .initial import init_linear
 
 _ENCODERS = ("visual.trunk.", "image_encoder.trunk.", "image_encoder.", "visual_encoder.")
 """Names of a network of timm in the students of this package."""
@@ -59,6 +60,7 @@ def named_vit(name: str, image_size: int | None, option: str) -> VisionTransform
             f"got {name!r}, a {type(network).__name__}: name another, such as vit_small_patch16_224."
         )
     network.reset_classifier(0, "")
+    network.blocks.apply(init_linear)
     for block in network.blocks:
         if type(block.mlp) is Mlp:
             block.mlp.__class__ = LeanMlp  # the same function

@@ -24,6 +24,7 @@ from ..core.fitting import load_fitting
 from ..core.memory import LeanMlp, in_slices, kept_statistics, one_update
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
+from ..networks.initial import init_linear
 from ..networks.vit import load_vision_weights
 from .settings import TextSettings, VisionSettings, ViTSettings
 from .shared import Shared, SharedMLP, SharedTransformer, SMKETransformer
@@ -73,6 +74,7 @@ def image_encoder(vision: ViTSettings) -> VisionTransformer:
         block_fn=PostNormBlock if vision.post_norm else Block,
         mlp_layer=LeanMlp,
     )
+    encoder.blocks.apply(init_linear)
     if vision.post_norm:
         # timm omits the bias of the patch projection with a norm before the blocks; Data2Vec 2.0 has one.
         patches = encoder.patch_embed.proj
@@ -118,7 +120,7 @@ class TextEncoder(BertTrunk):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__(config, [BertLayer(config) for _ in range(config.num_hidden_layers)])
-        self.apply(partial(init_bert, std=config.initializer_range))
+        self.apply(init_bert)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Map ids and mask [B, L] to states [B, L, D]."""

@@ -12,10 +12,13 @@ from timm.models.beit import Block as BeitBlock
 from torch import Tensor, nn
 
 from ..core.memory import recomputed
+from ..networks.initial import init_linear
 
 Shared = Literal["mlp", "mlp_in_order", "transformer", "s_smke"]
 Layer = nn.Module | nn.Parameter
 _EPS = 1e-6
+_STD = 0.02
+"""Standard deviation of the initial matrices (thesis)."""
 
 
 class SharedMLP(nn.Module):
@@ -43,7 +46,7 @@ class SharedMLP(nn.Module):
         names = ("h1", "h2") if in_order else ("h2", "h1")
         self.widths = dict(zip((*names, "h3"), (width, 4 * width, classes), strict=True))
         self.contrasted = tuple(self.widths)
-        self.apply(_init_linear)
+        self.apply(partial(init_linear, std=_STD))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Map the first of the tokens [B, T, D] to the three results [B, ...]."""
@@ -82,7 +85,7 @@ class SharedTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
         self.widths = {"h2": width, "h3": classes}
         self.contrasted: tuple[str, ...] = ("h2",)
-        self.apply(_init_linear)
+        self.apply(partial(init_linear, std=_STD))
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Map tokens [B, T, D], with the mask [B, T] of a text, to the two results [B, ...]."""
@@ -130,9 +133,9 @@ class SMKETransformer(SharedTransformer):
         super().__init__(width, heads, classes)
         norm = partial(nn.LayerNorm, eps=_EPS)
         self.layer = _FirstTokenBlock(width, heads, qkv_bias=True, init_values=0.2, norm_layer=norm)
-        self.layer.apply(_init_linear)
+        self.layer.apply(partial(init_linear, std=_STD))
         self.type_embeddings = nn.Embedding(2, width)  # of texts, of images
-        nn.init.normal_(self.type_embeddings.weight, std=0.02)
+        nn.init.normal_(self.type_embeddings.weight, std=_STD)
         self.type_scale = nn.Parameter(torch.full((width,), 1e-5))
         self.widths = {"h2": width, "h1": 4 * width, "h3": classes}
         self.contrasted = ("h2", "h1")
@@ -152,11 +155,3 @@ def layers_after(layers: Mapping[str, list[Layer]], results: Collection[str]) ->
     names = list(layers)
     last = max(map(names.index, results))
     return [layer for name in names[last + 1 :] for layer in layers[name]]
-
-
-def _init_linear(module: nn.Module) -> None:
-    """Initialize weights from N(0, 0.02) and biases with zeros, as in the thesis."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
