@@ -282,9 +282,16 @@ class Opening:
 
         if resolved.format == "parquet":
             parquet_schema(resolved.files[0])  # raises an error for a name that is not unique
-            return datasets.load_dataset(
-                "parquet", data_files=resolved.files, split=source.split or "train", cache_dir=self.cache_dir
-            )
+            rows = source.split or "train"
+            try:
+                return datasets.load_dataset("parquet", data_files=resolved.files, split=rows, cache_dir=self.cache_dir)
+            except ValueError as error:
+                if source.split is None:
+                    raise
+                raise UserError(
+                    "Expected rows of the split train, such as train[:100] or train[10%:], as the split of "
+                    f"{source.path!r}, got {source.split!r} ({error}): correct it."
+                ) from error
         if resolved.format == "disk":
             dataset = _split_of(datasets.load_from_disk(source.path), source, split)
             return dataset.to_iterable_dataset(len(dataset.cache_files) or 1) if streaming else dataset

@@ -1,6 +1,7 @@
 import io
 import json
 import pickle
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -52,6 +53,24 @@ def test_parquet_with_embedded_images(files, table):
     assert [shown(rows, row) for row in range(5)] == list(range(5))
     assert rows.captions(3) == ["image number 3"]
     assert rows.images() == [[0], [1], [2], [3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("split", "reason"),
+    [
+        ("test[:2]", "Unknown split"),
+        ("train[:x]", "Unrecognized instruction format"),
+        ("train[:300%]", "boundaries"),
+        ("train[9:10]", "no data"),
+    ],
+)
+def test_rows_of_parquet_that_do_not_exist_are_named(files, table, split, reason):
+    source = files.parquet(5)
+    assert len(table(Source(str(source), split="train[1:4]"))) == 3
+    with pytest.raises(
+        UserError, match=rf"Expected rows of the split train, .* got {re.escape(repr(split))} .*{reason}"
+    ):
+        table(Source(str(source), split=split))
 
 
 def test_albef_json_mixes_strings_and_lists_and_paths(files, table):
