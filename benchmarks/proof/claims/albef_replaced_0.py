@@ -1,0 +1,5 @@
+"""ALBEF's parts on shop photographs with 0% replaced captions: the claim of `albef_replaced.py` at another share."""
+
+from proof.claims.albef_replaced import replaced
+
+CLAIM = replaced(0)
