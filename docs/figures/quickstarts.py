@@ -1,7 +1,7 @@
 """Draw the curves of the quickstarts and the coefficients of MM-LG's: `python docs/figures/quickstarts.py [runs]`.
 
-With the folder of the quickstarts' runs, `docs/figures/quickstarts.jsonl` is written from them first. A quickstart that
-was stopped and resumed has two folders, `version_0` and `version_1`, whose curves are put together.
+With a folder of quickstarts' runs, theirs are first replaced in `docs/figures/quickstarts.jsonl`. A quickstart that was
+stopped and resumed has two folders, `version_0` and `version_1`, whose curves are put together.
 """
 
 import json
@@ -63,8 +63,11 @@ def coefficients(run: Path) -> list[Curve]:
 
 def collect(runs: Path) -> list[Curve]:
     """Read losses, accuracies and coefficients of the quickstarts in a folder of runs."""
-    found = [curve(runs / run, tag) for run, (_, accuracy, _) in PANELS.items() for tag in ("train/loss", accuracy)]
-    return found + coefficients(runs / LEARNGENE)
+    found = []
+    for run, (_, accuracy, _) in PANELS.items():
+        if (runs / run).is_dir():
+            found += [curve(runs / run, tag) for tag in ("train/loss", accuracy)]
+    return found + (coefficients(runs / LEARNGENE) if (runs / LEARNGENE).is_dir() else [])
 
 
 def read() -> dict[tuple[str, str], Curve]:
@@ -131,10 +134,10 @@ def draw_coefficients(found: dict[tuple[str, str], Curve], target: Path) -> None
 
 def main(runs: str | None = None) -> None:
     """Store what the runs have, if a folder is given, and draw both figures."""
-    if runs:
-        lines = [json.dumps(line) for line in collect(Path(runs))]
-        DATA.write_text("\n".join(lines) + "\n", encoding="utf-8")
     found = read()
+    if runs:
+        found |= {(line["run"], line["tag"]): line for line in collect(Path(runs))}
+        DATA.write_text("".join(json.dumps(line) + "\n" for line in found.values()), encoding="utf-8")
     draw_curves(found, IMAGES / "quickstart_curves.png")
     draw_coefficients(found, IMAGES / "learngene_coefficients.png")
 
