@@ -67,11 +67,11 @@ def test_image_encoder_is_initialized_from_a_timm_file_of_another_size(tmp_path)
 def test_text_encoder_is_initialized_from_a_bert_folder(tmp_path):
     bert = _bert(tmp_path)
     module = tiny_albef().eval()
-    cross = {k: v.clone() for k, v in module.student.text_encoder.state_dict().items() if "crossattention" in k}
     load_bert(module.student.text_encoder, str(tmp_path))
     own = module.student.text_encoder.state_dict()
-    assert cross
-    assert all(torch.equal(own[name], value) for name, value in cross.items())
+    cross = [value for name, value in own.items() if "crossattention" in name and value.ndim == 2]
+    assert len(cross) == 4
+    assert torch.cat([value.flatten() for value in cross]).std().item() == pytest.approx(0.02, rel=0.1)  # BERT's
     for name, value in bert.state_dict().items():
         assert torch.equal(own[name], value), name
     ids, mask = torch.randint(104, 120, (3, 7)), torch.ones(3, 7, dtype=torch.long)
