@@ -97,7 +97,7 @@ def assert_goes_on(cluster, folder, job, whole, signal):
 def test_a_job_on_two_nodes_is_requeued_by_the_signal_and_resumes(cluster, tmp_path):
     words = ("--nodes=2", *SMALL_NODES, SLURM / "many_nodes.sh", *training(processes=2))
     job = cluster.submit(words, tmp_path)
-    cluster.wait_for_file(last_checkpoint(tmp_path, job), job, tmp_path)
+    cluster.wait_for_file(last_checkpoint(tmp_path, job), job)
     cluster.run("scancel", "--signal=USR1", job)
     log = assert_goes_on(cluster, tmp_path, job, uninterrupted(tmp_path / "whole", 2), "SIGUSR1")
     assert f"Requeued the SLURM job {job}." in log
@@ -116,7 +116,7 @@ def test_preempted_jobs_are_requeued_and_resume(cluster, tmp_path):
         for partition, node in (("graceful", "n1"), ("at_once", "n2"))
     ]
     for job in jobs:
-        cluster.wait_for_file(last_checkpoint(tmp_path, job), job, tmp_path)
+        cluster.wait_for_file(last_checkpoint(tmp_path, job), job)
     for node in ("n1", "n2"):
         cluster.submit(("--partition=urgent", f"--nodelist={node}", "--wrap=true"), tmp_path)
     whole = uninterrupted(tmp_path / "whole", 1)

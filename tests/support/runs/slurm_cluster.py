@@ -103,16 +103,19 @@ class Cluster:
         words = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(word.split("=", 1) for word in words if "=" in word)
 
-    def wait_for_file(self, path: Path, job: int, folder: Path) -> None:
-        """Wait until a running job has written a file; a timeout's error shows the job, the queue and the job's log."""
+    def wait_for_file(self, path: Path, job: int) -> None:
+        """Wait until a running job has written a file; a timeout's error has the job's report."""
         try:
             wait_for(path.exists)
         except TimeoutError as error:
-            log = folder / f"slurm-{job}.out"
-            error.add_note(str(self.show(job)))
-            error.add_note(self.run("squeue"))
-            error.add_note(log.read_text() if log.exists() else "The job has written no log.")
+            error.add_note(self.report(job))
             raise
+
+    def report(self, job: int) -> str:
+        """Return what is known of a job: its state, the queue, and its log."""
+        shown = self.show(job)
+        log = Path(shown["StdOut"])
+        return "\n".join((str(shown), self.run("squeue"), log.read_text() if log.exists() else "It has no log."))
 
     def cancel_all(self) -> None:
         """Cancel every job, and wait until the queue is empty."""
@@ -126,7 +129,8 @@ class Cluster:
             shown = self.show(job)
             if shown["JobState"] == state:
                 return shown
-            assert shown["JobState"] not in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED"), shown
+            ended = shown["JobState"] in ("FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "COMPLETED")
+            assert not ended, self.report(job)
             return None
 
         return wait_for(reached, seconds)
