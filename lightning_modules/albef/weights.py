@@ -96,8 +96,9 @@ def load_bert(encoder: FusionBert, source: str) -> str:
     """
     with quiet():
         bert, report = BertForMaskedLM.from_pretrained(source, output_loading_info=True)
-    for layer in encoder.layers[encoder.fusion_layer :]:  # as random layers of a BERT are
-        layer.crossattention.apply(partial(init_linear, std=bert.config.initializer_range))
+    for name, module in encoder.named_modules():
+        if ".crossattention." in name:  # as random layers of a BERT are
+            init_linear(module, bert.config.initializer_range)
     own = encoder.state_dict()
     # The head's output is tied to the words, which every BERT has.
     random = [
