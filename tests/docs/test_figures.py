@@ -63,7 +63,7 @@ def test_what_is_shown_of_the_quickstarts_is_complete():
     for run, (_, accuracy, _) in QUICKSTARTS["PANELS"].items():
         loss, percent = found[run, "train/loss"], found[run, accuracy]
         assert loss["values"][-1] < 0.5 * loss["values"][0]
-        assert loss["stopped"] in loss["steps"]
+        assert loss["stopped"] in (None, *loss["steps"])
         assert percent["steps"][-1] == pytest.approx(loss["steps"][-1], abs=10)
         assert 30 < percent["values"][-1] < 100
 
