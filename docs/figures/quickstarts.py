@@ -1,7 +1,7 @@
 """Draw the curves of the quickstarts and the coefficients of MM-LG's: `python docs/figures/quickstarts.py [runs]`.
 
-With a folder of quickstarts' runs, theirs are first replaced in `docs/figures/quickstarts.jsonl`. A quickstart that was
-stopped and resumed has two folders, `version_0` and `version_1`, whose curves are put together.
+With a folder of runs, the curves of the quickstarts in it first replace those in `docs/figures/quickstarts.jsonl`. A
+quickstart that was stopped and resumed has two folders, `version_0` and `version_1`, whose curves are put together.
 """
 
 import json

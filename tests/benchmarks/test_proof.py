@@ -4,17 +4,20 @@ import copy
 import json
 import threading
 
+import datasets
 import pytest
 import torch
 from proof.claim import Run, load_claim
 from proof.driver import Driver
 from proof.hashes import code_hash, config_hash
+from proof.materials import replaced, rows_of
 from proof.plan import DONE, Folders
 from proof.recording import LinearProbe
 from proof.results import append_line, key_of, only_process, read_lines
 from proof.tables import out_of_date
 from proof.training import rounded
 
+from support.data.images import draw_image, encoded
 from support.project.sources import ROOT
 from support.proof import drawn
 from support.runs.fork_server import fork_context
@@ -202,3 +205,19 @@ def test_validations_divide_a_training(steps, evaluations, expected):
 def test_an_unknown_claim_is_named():
     with pytest.raises(SystemExit, match=r"one of .*cocord.* got 'nothing'"):
         load_claim("nothing")
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.0, 0), (0.4, 4), (1.0, 10)])
+def test_a_share_of_captions_is_exchanged_and_images_stay(tmp_path, share, number):
+    captions = [f"caption {row}" for row in range(10)]
+    images = [encoded(draw_image(row)) for row in range(10)]
+    pairs, file = str(tmp_path / "pairs.parquet"), tmp_path / "replaced.parquet"
+    table = datasets.Dataset.from_dict(
+        {"image": [{"bytes": image, "path": None} for image in images], "caption": captions}
+    )
+    table.cast_column("image", datasets.Image(decode=False)).to_parquet(pairs)
+    replaced(file, pairs, share)
+    written = rows_of(str(file)).cast_column("image", datasets.Image(decode=False))
+    assert [row["bytes"] for row in written["image"]] == images
+    assert sum(one != other for one, other in zip(written["caption"], captions, strict=True)) == number
+    assert sorted(written["caption"]) == captions

@@ -66,6 +66,7 @@ def test_what_is_shown_of_the_quickstarts_is_complete():
         assert loss["stopped"] in (None, *loss["steps"])
         assert percent["steps"][-1] == pytest.approx(loss["steps"][-1], abs=10)
         assert 30 < percent["values"][-1] < 100
+    assert sum(loss["stopped"] is not None for (_, tag), loss in found.items() if tag == "train/loss") == 3  # README
 
 
 def test_the_prices_in_the_figure_are_those_of_the_table():
