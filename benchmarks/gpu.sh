@@ -19,6 +19,10 @@ done
 link=$(mktemp -d)
 trap 'rm -rf "$link"' EXIT
 ln -s "$root" "$link/vlightning" # the folders at the root are the package
+# What an installed package says of itself; the package reads its version there.
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$root/pyproject.toml")
+mkdir "$link/vlightning-$version.dist-info"
+printf 'Metadata-Version: 2.1\nName: vlightning\nVersion: %s\n' "$version" >"$link/vlightning-$version.dist-info/METADATA"
 export PYTHONPATH="$link:$root/tests:$root/benchmarks${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 mkdir -p "$out"
 failed=0

@@ -23,7 +23,7 @@ SENDERS = {
     "_GatherRows.backward": "gradients of features",
     "gather": "keys",  # teachers' features, and keys of a queue
     "mean_count": "counts",
-    "SkipNonFiniteSteps._judge": "flag: finite",
+    "SkipNonFiniteSteps._ask": "flag: finite",
     "StopOnSignal._stop_if_asked": "flag: signal",
     "_TrainingEpochLoop._broadcast_sigterm_tensor": "flag: Lightning's",
     "DistributedDataParallel._sync_buffers": "buffers",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -132,6 +132,7 @@ class EMACallback(OptimizerStepCallback):
         self.log = log
         self.updates: dict[str, int] = {}
         self._steps_of_run: int | None = None
+        self._matches: dict[str, _Match] = {}  # by pair, in training
         self._short: set[str] = set()  # pairs that warm up because the run is short
 
     @property
@@ -165,6 +166,7 @@ class EMACallback(OptimizerStepCallback):
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
+        self._matches = {name: _matched(name, pair, pl_module) for name, pair in self.pairs_of(pl_module).items()}
         # Not earlier: an estimate before the loaders exist makes Lightning drop their state
         # (Lightning-AI/pytorch-lightning#20550).
         pairs = self.pairs_of(pl_module)
@@ -183,6 +185,10 @@ class EMACallback(OptimizerStepCallback):
                 f"The average {name!r} of momentum {pairs[name].momentum} warms up, since the run is too short for it "
                 "to forget its initial weights."
             )
+
+    @override
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._matches = {}
 
     @override
     def on_optimizer_step(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -207,18 +213,11 @@ class EMACallback(OptimizerStepCallback):
             momentum = ema_momentum(count, pair.momentum, pair.final_momentum, pair.schedule, steps)
             if pair.warmup == "always" or name in self._short:
                 momentum = min(momentum, (1 + count) / (10 + count))
-            averages, weights, buffers = _matched(name, pair, pl_module)
-            if pair.buffers == "average":
-                target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
-                # Others are constants, such as attention masks, whose infinities have no average.
-                kept = {id(tensor) for tensor in target.state_dict(keep_vars=True).values()}
-                floats = [both for both in buffers if both[0].is_floating_point() and id(both[0]) in kept]
-                averages += [buffer for buffer, _ in floats]
-                weights += [source for _, source in floats]
-                averaged = {id(buffer) for buffer, _ in floats}
-                buffers = [both for both in buffers if id(both[0]) not in averaged]
-            _lerp(averages, weights, momentum)
-            for buffer, source in buffers:
+            match = self._matches.get(name) or _matched(name, pair, pl_module)
+            for sharded in match.sharded:
+                sharded.reshard()
+            _lerp(match.averages, match.weights, momentum)
+            for buffer, source in match.copies:
                 buffer.copy_(source)
             self.updates[name] = count + 1
             used[name] = momentum
@@ -262,14 +261,25 @@ def _is_short(trainer: Trainer, pair: EMAPair) -> bool:
     return not 0 < steps < math.inf or steps * (1 - pair.momentum) < 10
 
 
-def _matched(
-    name: str, pair: EMAPair, pl_module: nn.Module
-) -> tuple[list[Tensor], list[Tensor], list[tuple[Tensor, Tensor]]]:
-    """Return the target's parameters, the source's in the same order, and (target, source) pairs of buffers."""
+class _Match(NamedTuple):
+    """The tensors of a pair."""
+
+    averages: list[Tensor]
+    weights: list[Tensor]
+    """Of the source, in the order of `averages`."""
+    copies: list[tuple[Tensor, Tensor]]
+    """Buffers of the target, and those of the source that they copy."""
+    sharded: list[FSDPModule]
+    """FSDP2 leaves these gathered after a forward pass without gradient: their parameters are plain tensors then."""
+
+
+def _matched(name: str, pair: EMAPair, pl_module: nn.Module) -> _Match:
+    """Match the tensors of the target with those of the source by name."""
     source = find_module(pl_module, pair.source, nn.Module, f"source of the EMA pair {name!r}")
     target = find_module(pl_module, pair.target, nn.Module, f"target of the EMA pair {name!r}")
-    for module in (source, target):
-        _reshard(module)
+    sharded = [module for root in (source, target) for module in root.modules() if isinstance(module, FSDPModule)]
+    for module in sharded:
+        module.reshard()
 
     averages: dict[int, Tensor] = {}
     weights: dict[int, Tensor] = {}
@@ -296,7 +306,14 @@ def _matched(
     if pair.buffers != "keep":
         named = _by_name(f"the EMA pair {name!r}, buffer", target.named_buffers(), source.named_buffers())
         buffers = [(buffer, of_source) for _, buffer, of_source in named]
-    return list(averages.values()), [weights[key] for key in averages], buffers
+    if pair.buffers == "average":
+        # Others are constants, such as attention masks, whose infinities have no average.
+        kept = {id(tensor) for tensor in target.state_dict(keep_vars=True).values()}
+        for buffer, of_source in buffers:
+            if buffer.is_floating_point() and id(buffer) in kept:
+                averages[id(buffer)], weights[id(buffer)] = buffer, of_source
+        buffers = [both for both in buffers if id(both[0]) not in averages]
+    return _Match(list(averages.values()), [weights[key] for key in averages], buffers, sharded)
 
 
 def _by_name(
@@ -340,9 +357,10 @@ def _lerp(averages: list[Tensor], weights: list[Tensor], momentum: float) -> Non
     groups: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for average, weight in zip(averages, weights, strict=True):
         average, weight = _local(average, weight)
-        averages_of_group, weights_of_group = groups.setdefault((average.device, average.dtype), ([], []))
+        kind = (average.device, average.dtype)
+        averages_of_group, weights_of_group = groups.setdefault(kind, ([], []))
         averages_of_group.append(average)
-        weights_of_group.append(weight.to(device=average.device, dtype=average.dtype))
+        weights_of_group.append(weight if (weight.device, weight.dtype) == kind else weight.to(*kind))
     fused = get_ema_multi_avg_fn(momentum)
     for averages_of_group, weights_of_group in groups.values():
         fused(averages_of_group, weights_of_group, 0)
@@ -363,10 +381,3 @@ def _local(average: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         "Expected an EMA pair whose source and target are sharded alike, got different placements: call fully_shard on "
         "both in the same way."
     )
-
-
-def _reshard(module: nn.Module) -> None:
-    # FSDP2 leaves a module gathered after a forward pass without gradient: its parameters are plain tensors then.
-    for submodule in module.modules():
-        if isinstance(submodule, FSDPModule):
-            submodule.reshard()

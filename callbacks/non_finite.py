@@ -8,17 +8,18 @@ from typing import Annotated, Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
+from torch.optim import Adam, Optimizer
+from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from ..common.errors import UserError
 from ..common.private_api import unscales_gradients
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from ..metrics.finite import some_of
-from .distributed.collectives import all_reduce_max, gather_uneven
+from .distributed.collectives import Arriving, all_reduce_max, gather_uneven
 from .modules import accumulates, is_batch_norm
 from .stopping import act_last, save_resumable
 
@@ -36,8 +37,9 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
 
     Accumulated gradients are skipped as a whole, with all their batches, whichever of them is non-finite.
 
-    The callback costs one pass over the gradients and one all-reduce of a number that the host waits for. It moves
-    itself to the end of the Trainer's callbacks, so that the others have finished the batch.
+    The callback costs one pass over the gradients and one all-reduce of a number that the host waits for: at the end of
+    the batch if the optimizer can skip a step by itself, as torch's fused Adam and AdamW can, otherwise before the
+    step. It moves itself to the end of the Trainer's callbacks, so that the others have finished the batch.
 
     Args:
         max_skipped: Number of steps that may be skipped; the next one ends the run, with a checkpoint of the last good
@@ -51,12 +53,21 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         super().__init__()
         self.max_skipped = max_skipped
         self.skipped_steps = 0
-        self.batch_is_bad = False
-        """Whether the current or the last training batch is skipped, since a batch of its step is non-finite."""
+        self._batch_is_bad = False
         self._step_is_bad = False
         self._loss_is_bad: Tensor | None = None
+        self._flag: Tensor | None = None  # of this step, on the device
+        self._arriving: Arriving | None = None  # the same on its way to the host
+        self._norms: list[nn.Module] = []
         self._samples: list[Tensor] = []  # of the batches of this step
         self._statistics: list[tuple[Tensor, Tensor]] = []
+        self._handles: list[RemovableHandle] = []
+
+    @property
+    def batch_is_bad(self) -> bool:
+        """Whether the current or the last training batch is skipped, since a batch of its step is non-finite."""
+        self._decide()
+        return self._batch_is_bad
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -72,22 +83,24 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
 
     @override
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._norms = [module for module in pl_module.modules() if is_batch_norm(module)]
+        self._stop_listening()
+        self._handles = [optimizer.register_step_post_hook(_forget_flag) for optimizer in trainer.optimizers]
         self._begin_step()
 
     @override
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._stop_listening()
+
+    @override
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self.batch_is_bad = self._step_is_bad
+        self._batch_is_bad = self._step_is_bad
         if isinstance(batch, Mapping) and isinstance(batch.get("sample_index"), Tensor):
             self._samples.append(batch["sample_index"])
         if self._statistics:  # taken before the first batch of the step
             return
         # A forward pass updates these, also if its loss is non-finite.
-        moved = [
-            buffer
-            for module in pl_module.modules()
-            if is_batch_norm(module) and module.training
-            for buffer in module.buffers(recurse=False)
-        ]
+        moved = [buffer for norm in self._norms if norm.training for buffer in norm.buffers(recurse=False)]
         self._statistics = [(buffer, buffer.clone()) for buffer in moved]
 
     @override
@@ -97,13 +110,17 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
     @override
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if accumulates(trainer):
-            self._judge([])
+            self._ask([])
 
     @override
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._judge([weight.grad for weight in weights], scaler)
+        flag = self._ask([weight.grad for weight in weights], scaler)
+        if scaler is None and _skips_by_itself(optimizer, weights, flag):
+            optimizer.found_inf = flag[0].float()  # type: ignore[attr-defined]
+            return
+        self._decide()
         if not self._step_is_bad:
             return
         if scaler is not None and unscales_gradients(optimizer):
@@ -117,6 +134,7 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._decide()
         if accumulates(trainer):
             return
         if self._step_is_bad:
@@ -136,11 +154,17 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
 
     def _begin_step(self) -> None:
         self._step_is_bad = False
+        self._flag = self._arriving = None
         self._samples = []
         self._statistics = []
 
-    def _judge(self, gradients: list[Tensor], scaler: Any = None) -> None:
-        """Agree with the other processes whether this step is skipped, and undo the updates of its forward passes.
+    def _stop_listening(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _ask(self, gradients: list[Tensor], scaler: Any = None) -> Tensor:
+        """Return whether this step is skipped, long [1], as all processes agree; `_decide` knows it afterwards.
 
         Args:
             gradients: Gradients of the whole step; none if the step is not complete.
@@ -162,10 +186,20 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
             flags = [flag.cpu() for flag in flags]
         bad = torch.stack([flag.any() for flag in flags]).any() if flags else torch.tensor(False)
         self._loss_is_bad = None
-        if bool(all_reduce_max(bad.long()[None])):
-            self.batch_is_bad = self._step_is_bad = True
-        if not self._step_is_bad:
+        flag = all_reduce_max(bad.long()[None])
+        self._flag = flag if self._flag is None else self._flag.maximum(flag)
+        self._arriving = Arriving(self._flag)
+        return self._flag
+
+    def _decide(self) -> None:
+        """Wait for the answer to the last `_ask`, and undo the updates of the forward passes of a bad step."""
+        if self._arriving is None:
             return
+        bad = bool(self._arriving.value())
+        self._arriving = None
+        if not bad:
+            return
+        self._batch_is_bad = self._step_is_bad = True
         for buffer, before in self._statistics:
             buffer.copy_(before)
 
@@ -183,6 +217,18 @@ def _extremes(gradients: list[Tensor]) -> Tensor:
     if gradients[0].device.type == "cpu":  # the norm takes forty times as long there
         return torch.stack([end for gradient in gradients for end in torch.aminmax(gradient)])
     return get_total_norm(gradients, torch.inf)[None]
+
+
+def _skips_by_itself(optimizer: Optimizer, weights: list[Tensor], flag: Tensor) -> bool:
+    """Return whether an optimizer reads `found_inf`, as the fused kernels of Adam and AdamW do, on plain tensors."""
+    fused = isinstance(optimizer, Adam) and all(group.get("fused") for group in optimizer.param_groups)
+    return fused and not any(isinstance(weight, DTensor) or weight.device != flag.device for weight in weights)
+
+
+def _forget_flag(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    # A scaler deletes its own.
+    if hasattr(optimizer, "found_inf") and not hasattr(optimizer, "grad_scale"):
+        del optimizer.found_inf
 
 
 def is_skipped(trainer: Trainer) -> bool:

@@ -60,13 +60,13 @@ def _albef_batch(images: int, toy: bool) -> Batch:
     return batch
 
 
-def _mobileclip(model: str, weight: float, folder: Path, toy: bool) -> LightningModule:
+def _mobileclip(model: str, weight: float, folder: Path, toy: bool, captions: Any = "both") -> LightningModule:
     from vlightning.lightning_modules import MobileCLIPModule
 
     options: Any = {"teacher": {"dims": [768, 768], "scales": [100.0, 100.0], "distillation_weight": weight}}
     if toy:
         options |= {"vision": {"image_size": 32}, "max_tokens": 16}
-    return MobileCLIPModule("MobileCLIP-tiny" if toy else model, **options)
+    return MobileCLIPModule("MobileCLIP-tiny" if toy else model, captions=captions, **options)
 
 
 def _mobileclip_batch(size: int, images: int, toy: bool) -> Batch:
@@ -114,6 +114,7 @@ def _shre(folder: Path, toy: bool) -> LightningModule:
         return tiny_shre(folder)
     torch.save(timm.create_model("resnet50").state_dict(), folder / "teacher.pth")
     teacher: Any = {"name": "timm/resnet50", "weights": str(folder / "teacher.pth")}
+    teacher |= {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
     return SHReModule(teacher=teacher)
 
 
@@ -149,7 +150,9 @@ def _cocord_batch(images: int, toy: bool) -> Batch:
 
 
 CASES = {
-    "CLIP ViT-B/16, 224 px": Case(partial(_mobileclip, "ViT-B-16", 0.0), _clip_batch, 512, "open_clip"),
+    "CLIP ViT-B/16, 224 px": Case(
+        partial(_mobileclip, "ViT-B-16", 0.0, captions="real"), _clip_batch, 512, "open_clip"
+    ),
     "ALBEF base, 256 px": Case(_albef, _albef_batch, 64),
     "MobileCLIP-S0, reinforced": Case(
         partial(_mobileclip, "MobileCLIP-S0", 1.0), partial(_mobileclip_batch, 256), 256, "open_clip"

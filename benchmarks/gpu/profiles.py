@@ -55,12 +55,20 @@ def one(setting: Setting, table: Any, name: str) -> None:
     train(setting, CASES[name], [profiled], steps=3)
     key = "self_cpu_time_total" if setting.pretend else "self_device_time_total"
     on_device = torch.autograd.DeviceType.CUDA
-    # Kernels only: an operator's own row has the same time on the device again.
-    kernels = [row for row in profiled.profile.key_averages() if setting.pretend or row.device_type == on_device]
+    # Kernels only: an operator's own row, and a range such as the optimizer's, have the same time on the device again.
+    kernels = [
+        row
+        for row in profiled.profile.key_averages()
+        if setting.pretend or (row.device_type == on_device and not row.is_user_annotation)
+    ]
     total = sum(getattr(row, key) for row in kernels) / 1e6
     for row in sorted(kernels, key=lambda row: getattr(row, key), reverse=True)[:TOP]:
         table.row(_short(row.key), row.count, f"{getattr(row, key) / 1e6 / total:.1%}")
-    events = [event for event in profiled.profile.events() if setting.pretend or event.device_type == on_device]
+    events = [
+        event
+        for event in profiled.profile.events()
+        if setting.pretend or (event.device_type == on_device and not event.is_user_annotation)
+    ]
     gaps = list(gaps_between((e.time_range.start, e.time_range.end, e.name) for e in events))
     long = sorted((gap for gap in gaps if gap[0] > LONG), reverse=True)
     lost = sum(length for length, _ in long) / 1e6

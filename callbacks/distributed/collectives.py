@@ -113,6 +113,28 @@ def all_reduce_max(tensor: Tensor) -> Tensor:
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
+class Arriving:
+    """A number of a GPU that is copied to the host while both go on working; numbers of a CPU are there at once.
+
+    Args:
+        number: [1], any type.
+    """
+
+    def __init__(self, number: Tensor) -> None:
+        self._number, self._arrived = number, None
+        if number.device.type == "cuda":
+            self._number = torch.empty(1, dtype=number.dtype, pin_memory=True)
+            self._number.copy_(number, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+
+    def value(self) -> int:
+        """Wait for the work that was queued before the copy, not for later work, and return the number."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return int(self._number)
+
+
 class LateMax:
     """The maximum over all processes of a number, exchanged in every step without waiting.
 
@@ -121,7 +143,7 @@ class LateMax:
     """
 
     def __init__(self) -> None:
-        self._asked: tuple[Tensor, torch.cuda.Event] | None = None
+        self._asked: Arriving | None = None
 
     def exchange(self, number: int) -> int:
         """Send a number, and return the maximum of this call, or of the last call (0 at the first)."""
@@ -132,16 +154,9 @@ class LateMax:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         if device.type == "cpu":
             return int(largest)
-        answer = torch.empty(1, dtype=largest.dtype, pin_memory=True)
-        answer.copy_(largest, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
         before = self._asked
-        self._asked = (answer, arrived)
-        if before is None:
-            return 0
-        before[1].synchronize()
-        return int(before[0])
+        self._asked = Arriving(largest)
+        return 0 if before is None else before.value()
 
 
 def broadcast(tensor: Tensor) -> None:

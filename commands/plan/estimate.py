@@ -180,15 +180,15 @@ def line(name: str, *cells: str) -> str:
     return (f"{name:<32}" + "".join(f"{cell:>12}" for cell in cells)).rstrip()
 
 
-def quadratic(step: int, values: Sequence[float]) -> Callable[[int], float]:
-    """Return the quadratic function that has three values at step, 2 step and 3 step."""
+def quadratic(rows: Sequence[int], values: Sequence[float]) -> Callable[[int], float]:
+    """Return the quadratic function that has three values at three equally distant numbers of rows."""
     first, second, third = values
     bend = (third - 2 * second + first) / 2
-    slope = second - first - 3 * bend
+    slope = second - first - bend
 
-    def value(rows: int) -> float:
-        x = rows / step
-        return max(bend * x * x + slope * x + first - slope - bend, 0.0)
+    def value(at: int) -> float:
+        x = (at - rows[0]) / (rows[1] - rows[0])
+        return max(bend * x * x + slope * x + first, 0.0)
 
     return value
 
@@ -216,16 +216,19 @@ def estimate(module: Any, data: Mapping[str, Any], processes: int = 1, precision
     most_rows = min((queue.size for queue in queues.values()), default=0) // processes or None
     step = math.ceil(ROWS / max(*slices, 1)) * max(*slices, 1)
     step = step if most_rows is None else max(min(step, most_rows // 3), 2)
+    # From the second slice on, gradients are added to those of the first.
+    first = 2 if any(slices) and (most_rows is None or 4 * step <= most_rows) else 1
+    batch_sizes = [number * step for number in range(first, first + 3)]
     steps: list[Counted] = []
     batches: list[int] = []
     with fake_tensors(processes):
         make_fake(module)
-        for rows in (step, 2 * step, 3 * step):
+        for rows in batch_sizes:
             batch = module.example_batch(rows, data)
             batches.append(sum(tensor.nbytes for tensor in batch.values()))
             steps.append(count_step(module, batch, processes, precision))
         sizes = sizes_of(module)
     by_rows = {kind: [getattr(each, kind) for each in steps] for kind in ("activations", "logits", "flops")}
-    sent = {kind: quadratic(step, [each.sent[kind] for each in steps]) for kind in steps[0].sent}
-    functions = {kind: quadratic(step, values) for kind, values in (by_rows | {"batch": batches}).items()}
+    sent = {kind: quadratic(batch_sizes, [each.sent[kind] for each in steps]) for kind in steps[0].sent}
+    functions = {kind: quadratic(batch_sizes, values) for kind, values in (by_rows | {"batch": batches}).items()}
     return Estimate(processes, sizes, functions, sent, most_rows)

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from lightning import LightningModule
+from lightning import Callback, LightningModule
 from lightning.pytorch.plugins import MixedPrecision
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +23,7 @@ from vlightning.callbacks import (
     rank,
     world_size,
 )
+from vlightning.callbacks.distributed.collectives import Arriving
 from vlightning.callbacks.non_finite import _extremes
 from vlightning.common.errors import UserError
 
@@ -133,10 +134,11 @@ def assert_same(found, expected):
     "NaN pixel; infinite loss; undefined gradient",
     "skipped, counted, named; as if the batch had not been there",
 )
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_a_non_finite_batch_leaves_no_trace(bad):
-    state, counts, messages = run(one_process, bad=bad)
-    expected, _, _ = run(one_process, left_out=(3,))
+def test_a_non_finite_batch_leaves_no_trace(bad, fused):
+    state, counts, messages = run(one_process, Moco(fused), bad=bad)
+    expected, _, _ = run(one_process, Moco(fused), left_out=(3,))
     assert_same(state, expected)
     assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]  # step and schedule advanced, the average did not
     assert len(messages) == 1
@@ -145,18 +147,41 @@ def test_a_non_finite_batch_leaves_no_trace(bad):
     assert not run(one_process)[2]
 
 
-def on_rank(kind, **data):
-    return run(lambda **options: rank_trainer(kind, **options), **data)
+def on_rank(kind, fused, **data):
+    return run(lambda **options: rank_trainer(kind, **options), Moco(fused), **data)
+
+
+@pytest.mark.parametrize("at", [0, BATCHES - 1])
+def test_the_first_and_the_last_batch_are_skipped_by_a_fused_optimizer(at):
+    state, counts, _ = run(one_process, Moco(fused=True), bad="image", at=(at,))
+    expected, _, _ = run(one_process, Moco(fused=True), left_out=(at,))
+    assert_same(state, expected)
+    assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_host_waits_after_the_step_of_a_fused_optimizer(fused, monkeypatch):
+    module, order = Moco(fused), []
+    value = Arriving.value
+    monkeypatch.setattr(Arriving, "value", lambda asked: order.append("waits") or value(asked))
+
+    class Steps(Callback):
+        def on_train_start(self, trainer, pl_module):
+            trainer.optimizers[0].register_step_post_hook(lambda *_: order.append("step"))
+
+    one_process([Steps(), *callbacks()], max_epochs=1).fit(module, batches(count=2))
+    assert order == (["step", "waits"] if fused else ["waits", "step"]) * 2
+    assert not hasattr(module.optimizers().optimizer, "found_inf")
 
 
 @pytest.mark.fault(
     "the same in one of two processes, DDP and sharded", "as above, in the last process", "all skip together"
 )
-@pytest.mark.parametrize("kind", ["ddp", "sharded"])
+@pytest.mark.parametrize(("kind", "fused"), [("ddp", False), ("ddp", True), ("sharded", False), ("sharded", True)])
 @pytest.mark.parametrize("bad", ["image", "loss", "gradient"])
-def test_all_processes_skip_a_step_that_is_non_finite_in_one(kind, bad):
-    found = run_distributed(on_rank, kind, bad=bad)
-    expected = run_distributed(on_rank, kind, left_out=(3,))
+def test_all_processes_skip_a_step_that_is_non_finite_in_one(kind, fused, bad):
+    found = run_distributed(on_rank, kind, fused, bad=bad)
+    expected = run_distributed(on_rank, kind, fused, left_out=(3,))
     for (state, counts, _), (whole, _, _) in zip(found, expected, strict=True):
         assert_same(state, whole)
         assert counts == [BATCHES, BATCHES, 1, BATCHES - 1]
@@ -169,19 +194,28 @@ def test_all_processes_skip_a_step_that_is_non_finite_in_one(kind, bad):
     "as if both batches had not been there",
 )
 @pytest.mark.parametrize(
-    ("bad", "scaled"),
-    [("image", False), ("loss", False), ("gradient", False), ("image", True), ("loss", True)],
+    ("bad", "scaled", "fused"),
+    [
+        ("image", False, False),
+        ("loss", False, False),
+        ("gradient", False, False),
+        ("image", False, True),
+        ("loss", False, True),
+        ("gradient", False, True),
+        ("image", True, False),
+        ("loss", True, False),
+    ],
 )
 @pytest.mark.parametrize("at", [2, 3])
-def test_accumulated_batches_are_skipped_together(at, bad, scaled):
+def test_accumulated_batches_are_skipped_together(at, bad, scaled, fused):
     def make(**options):
         # The scale is halved where gradients are infinite; with one that is no power of two, all of it would round.
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4)
         plugins = [MixedPrecision("16-mixed", device="cpu", scaler=scaler)] if scaled else []
         return one_process(**options, plugins=plugins, accumulate_grad_batches=2)
 
-    state, counts, messages = run(make, bad=bad, at=(at,))
-    expected, _, _ = run(make, left_out=(2, 3))
+    state, counts, messages = run(make, Moco(fused), bad=bad, at=(at,))
+    expected, _, _ = run(make, Moco(fused), left_out=(2, 3))
     assert_same(state, expected)
     assert int(state["queue.filled"]) == 4 * ROWS
     assert counts == [BATCHES // 2, BATCHES // 2, 1, BATCHES // 2 - 1]

@@ -93,7 +93,7 @@ def test_an_unknown_gpu_is_refused_with_the_nearest_name():
 
 
 def test_a_quadratic_function_is_found_again():
-    found = quadratic(64, [3 * x * x + 5 * x + 7 for x in (64, 128, 192)])
+    found = quadratic([128, 192, 256], [3 * x * x + 5 * x + 7 for x in (128, 192, 256)])
     assert found(1000) == pytest.approx(3 * 1000**2 + 5 * 1000 + 7)
 
 

@@ -23,8 +23,10 @@ def asked(tmp_path_factory):
     return json.loads((folder / "questions.json").read_text())
 
 
-FINITE = "number: callbacks/non_finite.py _judge"
-"""The question whether to skip the step, once for each batch."""
+FINITE = {"answer: callbacks/non_finite.py _decide": 1}
+"""Whether the step was skipped, once for each batch, at its end: a fused optimizer skips it by itself."""
+SIGNAL = {"answer: callbacks/stopping.py _stop_if_asked": 1}
+"""Of the step before."""
 SCALED = {"number: callbacks/optimizer_step.py _after_step": 1}
 """Under fp16: whether a fused optimizer found infinite gradients, which decides whether its averages move."""
 SGD_SCALED = {"number: lightning_modules/base/method.py optimizer_step": 1}
@@ -41,7 +43,8 @@ def test_a_step_of_any_method_asks_the_device_only_whether_it_is_finite(asked):
     assert len(steps) == 15
     for case, found in steps.items():
         name, memory, precision = case.split()
-        expected = {FINITE: 2 if memory == "accumulation" else 1}
+        batches = 2 if memory == "accumulation" else 1
+        expected = dict.fromkeys(FINITE, batches) | SIGNAL
         if precision == "16-mixed":
             expected |= {"albef": SCALED, "mobileclip": SCALED, "cocord": SGD_SCALED}.get(name, {})
         assert found["asked"] == expected, case
@@ -78,25 +81,25 @@ def test_the_evaluations_cover_every_pair_of_stage_precision_and_memory(asked):
 
 def test_fine_tuning_of_albef_for_tasks_asks_nothing_else(asked):
     assert asked["tasks"] == {
-        **{f"{name} fit": {FINITE: 1} for name in ("entailment", "nlvr", "assignment")},
+        **{f"{name} fit": FINITE for name in ("entailment", "nlvr", "assignment")},
         **{f"{name} validate": {} for name in ("entailment", "nlvr")},
     }
 
 
 @pytest.mark.parametrize("case", ["mobileclip", "shre", "albef_vqa"])
 def test_slices_with_batch_norm_and_a_teacher_with_other_images_ask_nothing_else(asked, case):
-    assert asked[case] == {FINITE: 1}
+    assert asked[case] == FINITE
 
 
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid", "adapters"])
 def test_fine_tuning_of_a_clip_with_its_own_callbacks_asks_nothing_else(asked, kind):
-    assert asked["clip"][kind] == {FINITE: 1}
+    assert asked["clip"][kind] == FINITE
 
 
 def test_images_that_arrive_as_bytes_are_converted_without_a_question(asked):
-    assert asked["pixels"]["Pixels"] == {FINITE: 1}
+    assert asked["pixels"]["Pixels"] == FINITE
     assert asked["pixels"]["ConstantsInEachStep"] == {
-        FINITE: 1,
+        **FINITE,
         "copy: datamodules/transforms/normalize.py _on": 1,
     }
 
@@ -125,4 +128,4 @@ def test_processes_send_tensors_on_the_device_alone(asked):
 
 
 def test_processes_agree_on_a_signal_one_step_late(asked):
-    assert asked["stop_on_signal_of_two"] == {"answers": 5}
+    assert asked["stop_on_signal_of_two"] == {question: 5 for question in SIGNAL}
