@@ -45,6 +45,37 @@ def test_output_and_gradients_equal_timm():
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_output_and_gradients_equal_timm_under_autocast(frozen):
+    tokens = torch.randn(2, TOKENS, WIDTH, requires_grad=True)
+    results = []
+    for module in both():
+        module.float()
+        module.fc2.requires_grad_(not frozen)
+        tokens.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            output = module(tokens)
+        assert output.dtype == torch.bfloat16
+        output.float().square().sum().backward()
+        results.append([output, tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
+    for mine, theirs in zip(*results, strict=True):
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+
+
+def test_dropout_and_other_activations_equal_timm():
+    tokens = torch.randn(TOKENS, WIDTH, requires_grad=True)
+    for options in ({"drop": 0.5}, {"act_layer": torch.nn.ReLU}):
+        results = []
+        for kind in (LeanMlp, Mlp):
+            torch.manual_seed(0)
+            module = kind(WIDTH, HIDDEN, **options)
+            tokens.grad = None
+            module(tokens).square().sum().backward()
+            results.append([tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
+        for mine, theirs in zip(*results, strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
 def test_hidden_states_are_saved_once():
     lean, plain = both()
     assert kept_elements(plain) == TOKENS * (WIDTH + 2 * HIDDEN)
