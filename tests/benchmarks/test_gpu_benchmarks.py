@@ -6,6 +6,7 @@ They run without open_clip, jsonargparse and datasets, which only some methods a
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,22 @@ def test_without_a_device_it_says_what_to_do(tmp_path):
     ran = subprocess.run(words, env=environment, capture_output=True, text=True)
     assert ran.returncode == 1
     assert "Expected a CUDA device, got none: add --pretend" in ran.stdout
+
+
+def test_a_source_tree_that_is_not_installed_has_a_version(tmp_path):
+    asked = (
+        "import importlib.metadata as m; d = m.distribution('vlightning'); "
+        "print('version', d.version, 'site-packages' in str(d.locate_file('')))"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{asked}"\n')
+    python.chmod(0o755)
+    ran = subprocess.run(
+        ["bash", ROOT / "benchmarks/gpu.sh", "--pretend", "tests"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHON": str(python), "OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"version {version('vlightning')} False" in ran.stdout
