@@ -19,7 +19,7 @@ from ..common.errors import UserError
 from ..common.private_api import unscales_gradients
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from ..metrics.finite import some_of
-from .distributed.collectives import Arriving, all_reduce_max, gather_uneven
+from .distributed.collectives import HostCopy, all_reduce_max, gather_uneven
 from .modules import accumulates, is_batch_norm
 from .stopping import act_last, save_resumable
 
@@ -57,7 +57,7 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         self._step_is_bad = False
         self._loss_is_bad: Tensor | None = None
         self._flag: Tensor | None = None  # of this step, on the device
-        self._arriving: Arriving | None = None  # the same on its way to the host
+        self._answer: HostCopy | None = None  # the same on its way to the host
         self._norms: list[nn.Module] = []
         self._samples: list[Tensor] = []  # of the batches of this step
         self._statistics: list[tuple[Tensor, Tensor]] = []
@@ -154,7 +154,7 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
 
     def _begin_step(self) -> None:
         self._step_is_bad = False
-        self._flag = self._arriving = None
+        self._flag = self._answer = None
         self._samples = []
         self._statistics = []
 
@@ -188,15 +188,15 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         self._loss_is_bad = None
         flag = all_reduce_max(bad.long()[None])
         self._flag = flag if self._flag is None else self._flag.maximum(flag)
-        self._arriving = Arriving(self._flag)
+        self._answer = HostCopy(self._flag)
         return self._flag
 
     def _decide(self) -> None:
         """Wait for the answer to the last `_ask`, and undo the updates of the forward passes of a bad step."""
-        if self._arriving is None:
+        if self._answer is None:
             return
-        bad = bool(self._arriving.value())
-        self._arriving = None
+        bad = bool(self._answer.value())
+        self._answer = None
         if not bad:
             return
         self._batch_is_bad = self._step_is_bad = True

@@ -113,7 +113,7 @@ def all_reduce_max(tensor: Tensor) -> Tensor:
     return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
-class Arriving:
+class HostCopy:
     """A number of a GPU that is copied to the host while both go on working; numbers of a CPU are there at once.
 
     Args:
@@ -143,7 +143,7 @@ class LateMax:
     """
 
     def __init__(self) -> None:
-        self._asked: Arriving | None = None
+        self._asked: HostCopy | None = None
 
     def exchange(self, number: int) -> int:
         """Send a number, and return the maximum of this call, or of the last call (0 at the first)."""
@@ -155,7 +155,7 @@ class LateMax:
         if device.type == "cpu":
             return int(largest)
         before = self._asked
-        self._asked = Arriving(largest)
+        self._asked = HostCopy(largest)
         return 0 if before is None else before.value()
 
 

@@ -23,7 +23,7 @@ from vlightning.callbacks import (
     rank,
     world_size,
 )
-from vlightning.callbacks.distributed.collectives import Arriving
+from vlightning.callbacks.distributed.collectives import HostCopy
 from vlightning.callbacks.non_finite import _extremes
 from vlightning.common.errors import UserError
 
@@ -162,8 +162,8 @@ def test_the_first_and_the_last_batch_are_skipped_by_a_fused_optimizer(at):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_host_waits_after_the_step_of_a_fused_optimizer(fused, monkeypatch):
     module, order = Moco(fused), []
-    value = Arriving.value
-    monkeypatch.setattr(Arriving, "value", lambda asked: order.append("waits") or value(asked))
+    value = HostCopy.value
+    monkeypatch.setattr(HostCopy, "value", lambda asked: order.append("waits") or value(asked))
 
     class Steps(Callback):
         def on_train_start(self, trainer, pl_module):
