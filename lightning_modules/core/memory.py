@@ -105,7 +105,7 @@ class LeanMlp(Mlp):
 def gelu_product(linear: nn.Linear, hidden: Tensor) -> Tensor:
     """Return `linear(gelu(hidden))`, and keep `hidden` alone for the backward pass, which computes GELU again.
 
-    As `recomputed`, in a fifth of its time on the host, which a GPU waits for in small steps.
+    As `recomputed`, with less work for the host, which a GPU waits for in small steps.
 
     Args:
         linear: layer from H to O features.
