@@ -112,9 +112,10 @@ class EMACallback(OptimizerStepCallback):
     momentum of its schedule. So a resumed run has exactly the average of the checkpoint. To end like the uninterrupted
     run it also needs the same batches and the same random draws: see `StopOnSignal`.
 
-    Parameters are matched by name and updated in place with the fused multi-tensor kernel that torch's own averaging
-    uses; sharded parameters (DTensor) are updated shard by shard. An average in 16 bits with a momentum near 1 does not
-    move, since the update is below its resolution: keep the target in float32 (the types may differ).
+    Parameters are matched by name when training starts, so that a module that replaces another later is not averaged,
+    and updated in place with the fused multi-tensor kernel that torch's own averaging uses; sharded parameters (DTensor)
+    are updated shard by shard. An average in 16 bits with a momentum near 1 does not move, since the update is below its
+    resolution: keep the target in float32 (the types may differ).
 
     Args:
         pairs: Pairs by name; None uses the module's `momentum_pairs()`.

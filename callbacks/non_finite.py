@@ -11,12 +11,12 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from ..common.errors import UserError
-from ..common.private_api import unscales_gradients
+from ..common.private_api import set_found_inf, unscales_gradients
 from ..common.ranges import NOT_NEGATIVE, CheckedArguments
 from ..metrics.finite import some_of
 from .distributed.collectives import HostCopy, all_reduce_max, gather_uneven
@@ -38,8 +38,8 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
     Accumulated gradients are skipped as a whole, with all their batches, whichever of them is non-finite.
 
     The callback costs one pass over the gradients and one all-reduce of a number that the host waits for: at the end of
-    the batch if the optimizer can skip a step by itself, as torch's fused Adam and AdamW can, otherwise before the
-    step. It moves itself to the end of the Trainer's callbacks, so that the others have finished the batch.
+    the batch if the optimizer can skip a step by itself, as torch's fused optimizers can, otherwise before the step. It
+    moves itself to the end of the Trainer's callbacks, so that the others have finished the batch.
 
     Args:
         max_skipped: Number of steps that may be skipped; the next one ends the run, with a checkpoint of the last good
@@ -85,7 +85,7 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._norms = [module for module in pl_module.modules() if is_batch_norm(module)]
         self._stop_listening()
-        self._handles = [optimizer.register_step_post_hook(_forget_flag) for optimizer in trainer.optimizers]
+        self._handles = [optimizer.register_step_post_hook(_clear_found_inf) for optimizer in trainer.optimizers]
         self._begin_step()
 
     @override
@@ -117,8 +117,8 @@ class SkipNonFiniteSteps(CheckedArguments, Callback):
         weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.grad is not None]
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         flag = self._ask([weight.grad for weight in weights], scaler)
-        if scaler is None and _skips_by_itself(optimizer, weights, flag):
-            optimizer.found_inf = flag[0].float()  # type: ignore[attr-defined]
+        if scaler is None and unscales_gradients(optimizer) and _are_plain(weights, flag.device):
+            set_found_inf(optimizer, flag[0].float())
             return
         self._decide()
         if not self._step_is_bad:
@@ -219,16 +219,13 @@ def _extremes(gradients: list[Tensor]) -> Tensor:
     return get_total_norm(gradients, torch.inf)[None]
 
 
-def _skips_by_itself(optimizer: Optimizer, weights: list[Tensor], flag: Tensor) -> bool:
-    """Return whether an optimizer reads `found_inf`, as the fused kernels of Adam and AdamW do, on plain tensors."""
-    fused = isinstance(optimizer, Adam) and all(group.get("fused") for group in optimizer.param_groups)
-    return fused and not any(isinstance(weight, DTensor) or weight.device != flag.device for weight in weights)
+def _are_plain(weights: list[Tensor], device: torch.device) -> bool:
+    """Return whether weights are on one device and not sharded, as the fused kernels need them beside a flag."""
+    return not any(isinstance(weight, DTensor) or weight.device != device for weight in weights)
 
 
-def _forget_flag(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # A scaler deletes its own.
-    if hasattr(optimizer, "found_inf") and not hasattr(optimizer, "grad_scale"):
-        del optimizer.found_inf
+def _clear_found_inf(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    set_found_inf(optimizer, None)
 
 
 def is_skipped(trainer: Trainer) -> bool:

@@ -112,6 +112,17 @@ def unscales_gradients(optimizer: Any) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
+def set_found_inf(optimizer: Any, found_inf: Any) -> None:
+    """Set the flag, 0-D, with which an optimizer of `unscales_gradients` skips its step; None removes this flag.
+
+    `GradScaler` sets it beside `grad_scale`, and removes both. Not requested yet.
+    """
+    if found_inf is not None:
+        optimizer.found_inf = found_inf
+    elif hasattr(optimizer, "found_inf") and not hasattr(optimizer, "grad_scale"):
+        del optimizer.found_inf
+
+
 def averaged_model(callback: Any) -> Any:
     """Return the `AveragedModel` of Lightning's weight averaging, from its `setup` on. Not requested yet."""
     return callback._average_model

@@ -23,7 +23,7 @@ from transformers.models.bert.modeling_bert import (
     BertSelfOutput,
 )
 
-from ..core.memory import LeanMlp, gelu_product, in_slices, recomputed
+from ..core.memory import LeanMlp, in_slices, recomputed
 from ..core.precision import at_least_float32, unit
 from ..evaluation.protocol import Batch
 from ..networks.attention import attend, set_vit_attention
@@ -124,8 +124,11 @@ class FusionLayer(nn.Module):
         states, _ = self.attention(states, mask)
         states = self.crossattention(states, image_tokens, image_index, visible)
         # As in `LeanMlp`, the input of the second product is recomputed and not kept.
-        transformed = gelu_product(self.output.dense, self.intermediate.dense(states))
+        transformed = recomputed(self._second_product, self.intermediate.dense(states))
         return self.output.LayerNorm(self.output.dropout(transformed) + states)
+
+    def _second_product(self, hidden: Tensor) -> Tensor:
+        return self.output.dense(self.intermediate.intermediate_act_fn(hidden))
 
 
 class FusionBert(nn.Module):

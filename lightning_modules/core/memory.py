@@ -87,55 +87,16 @@ class LeanMlp(Mlp):
     """timm's MLP, which keeps the hidden states only before the activation function, not after it.
 
     A matrix product keeps its input for the backward pass: four times the width of a block, a quarter of what a ViT
-    block keeps. Here the activation function is recomputed instead, about one percent of a block's work.
+    block keeps. Here the activation function is recomputed instead, about one percent of a block's work; the product is
+    not, because recomputation ends as soon as all saved tensors exist.
     """
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [..., V] to [..., V]."""
-        hidden = self.fc1(x)
-        drops = self.training and self.drop1.p > 0
-        if type(self.act) is nn.GELU and not drops and type(self.norm) is nn.Identity:
-            return self.drop2(gelu_product(self.fc2, hidden))
-        return recomputed(self._second_half, hidden)
+        return recomputed(self._second_half, self.fc1(x))
 
     def _second_half(self, hidden: Tensor) -> Tensor:
         return self.drop2(self.fc2(self.norm(self.drop1(self.act(hidden)))))
-
-
-def gelu_product(linear: nn.Linear, hidden: Tensor) -> Tensor:
-    """Return `linear(gelu(hidden))`, and keep `hidden` alone for the backward pass, which computes GELU again.
-
-    As `recomputed`, with less work for the host, which a GPU waits for in small steps.
-
-    Args:
-        linear: layer from H to O features.
-        hidden: [..., H], under autocast in its type.
-    """
-    if not torch.is_grad_enabled() or type(linear) is not nn.Linear or linear.bias is None:
-        return recomputed(lambda inner: linear(nn.functional.gelu(inner)), hidden)
-    weight, bias = linear.weight.to(hidden.dtype), linear.bias.to(hidden.dtype)
-    product: Tensor = _GeluProduct.apply(hidden, weight, bias)
-    return product
-
-
-class _GeluProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(hidden, weight)
-        return nn.functional.linear(nn.functional.gelu(hidden), weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        hidden, weight = ctx.saved_tensors
-        rows = gradient.flatten(0, -2)
-        of_hidden = of_weight = of_bias = None
-        if ctx.needs_input_grad[0]:
-            of_hidden = torch.ops.aten.gelu_backward((rows @ weight).view_as(hidden), hidden)
-        if ctx.needs_input_grad[1]:
-            of_weight = rows.t() @ nn.functional.gelu(hidden).flatten(0, -2)
-        if ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0)
-        return of_hidden, of_weight, of_bias
 
 
 # Running statistics of BatchNorm, where a batch goes through a network in slices that are recomputed.

@@ -24,7 +24,7 @@ def asked(tmp_path_factory):
 
 
 FINITE = {"answer: callbacks/non_finite.py _decide": 1}
-"""Whether the step was skipped, once for each batch, at its end: a fused optimizer skips it by itself."""
+"""Whether the step is skipped, once for each batch: at its end if the optimizer is fused, before the step otherwise."""
 SIGNAL = {"answer: callbacks/stopping.py _stop_if_asked": 1}
 """Of the step before."""
 SCALED = {"number: callbacks/optimizer_step.py _after_step": 1}

@@ -66,6 +66,22 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(name, tmp_path):
     assert not different
 
 
+class NaNInGradient(Callback):
+    """Sets a gradient of the second step to NaN."""
+
+    def on_after_backward(self, runs, module):
+        if runs.global_step == 1:
+            next(weight.grad for weight in module.parameters() if weight.grad is not None).fill_(torch.nan)
+
+
+@pytest.mark.parametrize("name", random_batches.NAMES)
+def test_a_step_with_a_non_finite_gradient_is_skipped(name, tmp_path):
+    skipping = SkipNonFiniteSteps()
+    _, state = fit(name, tmp_path, NaNInGradient(), skipping, precision="bf16-mixed")
+    assert skipping.skipped_steps == 1
+    assert all(value.isfinite().all() for value in state.values() if value.is_floating_point())
+
+
 def test_fp16_scales_the_loss_and_skips_a_step_with_infinite_gradients(tmp_path):
     scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**40, growth_interval=1000)
     scaling = MixedPrecision("16-mixed", DEVICE, scaler)

@@ -1,5 +1,7 @@
 """An MLP that saves fewer activations computes the same, with each product once."""
 
+from functools import partial
+
 import pytest
 import torch
 from timm.layers import Mlp
@@ -41,8 +43,8 @@ def test_output_and_gradients_equal_timm():
         output = module(tokens)
         output.square().sum().backward()
         results.append([output, tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
-    for mine, theirs in zip(*results, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+    for lean, plain in zip(*results, strict=True):
+        torch.testing.assert_close(lean, plain, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("frozen", [False, True])
@@ -58,13 +60,14 @@ def test_output_and_gradients_equal_timm_under_autocast(frozen):
         assert output.dtype == torch.bfloat16
         output.float().square().sum().backward()
         results.append([output, tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
-    for mine, theirs in zip(*results, strict=True):
-        assert (mine is None and theirs is None) or torch.equal(mine, theirs)
+    for lean, plain in zip(*results, strict=True):
+        assert (lean is None and plain is None) or torch.equal(lean, plain)
 
 
 def test_dropout_and_other_activations_equal_timm():
     tokens = torch.randn(TOKENS, WIDTH, requires_grad=True)
-    for options in ({"drop": 0.5}, {"act_layer": torch.nn.ReLU}):
+    tanh = partial(torch.nn.GELU, approximate="tanh")
+    for options in ({"drop": 0.5}, {"act_layer": torch.nn.ReLU}, {"act_layer": tanh}):
         results = []
         for kind in (LeanMlp, Mlp):
             torch.manual_seed(0)
@@ -72,8 +75,8 @@ def test_dropout_and_other_activations_equal_timm():
             tokens.grad = None
             module(tokens).square().sum().backward()
             results.append([tokens.grad.clone(), *(parameter.grad for parameter in module.parameters())])
-        for mine, theirs in zip(*results, strict=True):
-            torch.testing.assert_close(mine, theirs)
+        for lean, plain in zip(*results, strict=True):
+            torch.testing.assert_close(lean, plain)
 
 
 def test_hidden_states_are_saved_once():

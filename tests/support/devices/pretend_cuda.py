@@ -82,6 +82,9 @@ class Questions(TorchDispatchMode):
         empty = torch.empty
         questions = self
 
+        def without_pinning(*sizes, pin_memory=False, **options):
+            return empty(*sizes, **options)
+
         class Event:
             """An event on a simulated stream."""
 
@@ -93,7 +96,6 @@ class Questions(TorchDispatchMode):
 
         self._changes = ExitStack()
         self._changes.enter_context(patch.object(torch.cuda, "Event", Event))
-        without_pinning = lambda *sizes, pin_memory=False, **options: empty(*sizes, **options)  # noqa: E731
         self._changes.enter_context(patch.object(torch, "empty", without_pinning))
         return super().__enter__()
 
