@@ -113,9 +113,9 @@ class EMACallback(OptimizerStepCallback):
     run it also needs the same batches and the same random draws: see `StopOnSignal`.
 
     Parameters are matched by name when training starts, so that a module that replaces another later is not averaged,
-    and updated in place with the fused multi-tensor kernel that torch's own averaging uses; sharded parameters (DTensor)
-    are updated shard by shard. An average in 16 bits with a momentum near 1 does not move, since the update is below its
-    resolution: keep the target in float32 (the types may differ).
+    and updated in place with the fused multi-tensor kernel that torch's own averaging uses; sharded parameters
+    (DTensor) are updated shard by shard. An average in 16 bits with a momentum near 1 does not move, since the update
+    is below its resolution: keep the target in float32 (the types may differ).
 
     Args:
         pairs: Pairs by name; None uses the module's `momentum_pairs()`.
