@@ -1,4 +1,4 @@
-"""Every method trains with compiled blocks: without graph breaks, to the weights of a run that is not compiled.
+"""Every method trains with compiled blocks or towers: without graph breaks, to the weights of an eager run.
 
 `aot_eager` traces forward and backward passes as the default backend does, and runs them without a compiler. With one,
 the middle third of an attention's `in_proj_bias` differs by learning rates: softmax ignores the bias of the keys, whose
@@ -21,8 +21,15 @@ from support.runs.command_line import run, tiny_config
 from support.runs.distributed import rank_trainer, run_distributed, whole_state
 from vlightning.callbacks import CompileCallback
 from vlightning.callbacks.compile import parts_to_compile
+from vlightning.common.errors import UserError
 
-CHANGES = {"albef": {"text": {"dropout": 0.0}}, "cocord": {}, "mmlg": {}, "mobileclip": {}, "shre": {}}
+CHANGES = {
+    "albef": {"text": {"dropout": 0.0}},
+    "cocord": {"student": "resnet14"},
+    "mmlg": {},
+    "mobileclip": {},
+    "shre": {},
+}
 
 
 class Compiled(Callback):
@@ -45,19 +52,55 @@ def trained(name, folder, *callbacks, **changes):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["default", "towers"])
 @pytest.mark.parametrize("name", random_batches.NAMES)
-def test_compiled_blocks_train_to_the_same_weights_without_graph_breaks(name, tmp_path):
+def test_compiled_parts_train_to_the_same_weights_without_graph_breaks(name, mode, tmp_path):
     plain, parts = trained(name, tmp_path)
     assert parts == 0
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compiled, parts = trained(name, tmp_path, CompileCallback(backend="aot_eager", fullgraph=True))
-    assert parts == len(list(parts_to_compile(compiled))) > 0
+    compiled, parts = trained(name, tmp_path, CompileCallback(mode, backend="aot_eager", fullgraph=True))
+    assert parts == len(list(parts_to_compile(compiled, mode == "towers"))) > 0
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
     assert not torch._dynamo.utils.counters["graph_break"]
     assert compiled.state_dict().keys() == plain.state_dict().keys()
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(compiled.state_dict()[key], value, rtol=1e-4, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("mode", ["default", "towers"])
+@pytest.mark.parametrize("name", random_batches.NAMES)
+def test_a_training_calls_every_part_that_is_compiled(name, mode, tmp_path, monkeypatch):
+    compiled, called = [], set()
+
+    def record(part, **options):
+        compiled.append(part)
+        part._compiled_call_impl = lambda *args, **kwargs: called.add(part) or part._call_impl(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", record)
+    module, parts = trained(name, tmp_path, CompileCallback(mode, backend="eager"))
+    assert parts == len(compiled) > 0
+    averages = set(module.average.modules()) if name == "mobileclip" else set()  # no step calls them
+    assert set(compiled) - averages == called
+
+
+def test_networks_without_blocks_are_a_warning(tmp_path):
+    module = random_batches.small("cocord", tmp_path, teacher={"name": "resnet8"})  # one block a stage
+    runs = trainer(CompileCallback(backend="eager"), max_steps=1, default_root_dir=tmp_path)
+    with pytest.warns(UserWarning, match="Nothing is compiled: the networks of CoCoRDModule"):
+        runs.fit(module, random_batches.rows_loader("cocord", 16, 8))
+
+
+def test_towers_are_the_outermost_parts_that_have_a_forward_pass(tmp_path):
+    module = random_batches.small("albef", tmp_path)
+    expected = [
+        part
+        for network in (module.student, module.teacher)
+        for part in (network.visual_encoder, *network.text_encoder.layers)
+    ]
+    assert list(parts_to_compile(module, towers=True)) == expected
+    foreign = torch.nn.ModuleDict({"a": module.student.visual_encoder})  # calls its networks
+    assert list(parts_to_compile(foreign, towers=True)) == [foreign["a"]]
 
 
 @pytest.mark.slow
@@ -103,6 +146,20 @@ def test_a_compiled_run_resumes_exactly_also_in_slices(tmp_path):
 
     whole, resumed = fit(), fit(tmp_path / "second.ckpt")
     assert all(torch.equal(resumed[name], value) for name, value in whole.items())
+
+
+def refused_towers():
+    """Message of a sharded run that would compile towers."""
+    runs = rank_trainer("sharded", max_steps=1, callbacks=[CompileCallback("towers", backend="aot_eager")])
+    with pytest.raises(UserError) as refused:
+        runs.fit(tiny_albef(), DataLoader(RandomPairs(16), batch_size=4))
+    return str(refused.value)
+
+
+@pytest.mark.slow
+def test_sharded_networks_are_not_compiled_as_towers():
+    for message in run_distributed(refused_towers, timeout=300):
+        assert "set compile: default" in message
 
 
 def sharded_states():
@@ -167,6 +224,16 @@ def test_the_argument_is_also_a_key_of_a_config(compiled, tmp_path):
     assert run("fit", "--config=tiny.yaml", "--config=more.yaml").status == 0
     assert compiled
     assert {options["mode"] for options in compiled} == {"max-autotune-no-cudagraphs"}
+
+
+def test_one_word_compiles_whole_towers(tmp_path, monkeypatch):
+    parts = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda part, **options: parts.append(part))
+    monkeypatch.chdir(tmp_path)
+    tiny_config(tmp_path)
+    assert run("fit", "--config=tiny.yaml", "--compile=towers").status == 0
+    assert parts
+    assert not any(type(part).__name__.endswith("Block") for part in parts)
 
 
 def test_nothing_is_compiled_without_the_argument(compiled):
