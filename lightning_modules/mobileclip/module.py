@@ -38,7 +38,7 @@ from ..losses.contrast import ContrastLosses, contrast_losses, pair_ids, student
 from ..networks.clip.models import build_model
 from ..networks.clip.pair import TowerPair
 from ..networks.clip.preprocessing import preprocessing_of_weights, preprocessing_with, training_normalization
-from ..networks.clip.shapes import ModelShape, resolved
+from ..networks.clip.shapes import ModelShape, OpenClipConfig, resolved
 from ..networks.clip.weights import load_weights
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -63,8 +63,8 @@ class MobileCLIPModule(TwoTowers):
 
     Args:
         model: the student: the name of one of MobileCLIP's or MobileCLIP2's models ("MobileCLIP-S0") or of open_clip's,
-            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these; or
-            two towers that were not trained together (see `TowerPair`).
+            or the shape of its towers: the path of a YAML or JSON file with the fields of `ModelShape`, or these; or a
+            model by open_clip's configuration; or two towers that were not trained together (see `TowerPair`).
         weights: trained weights of that model to start from, or to evaluate: a file of the vendor or of open_clip, or a
             checkpoint of this class. Datamodules of this package then use the preprocessing of these weights.
         captions: captions to train on: "both", as in the paper, or one kind, for ablations.
@@ -91,7 +91,7 @@ class MobileCLIPModule(TwoTowers):
 
     def __init__(
         self,
-        model: str | ModelShape | TowerPair = "MobileCLIP-S0",
+        model: str | ModelShape | OpenClipConfig | TowerPair = "MobileCLIP-S0",
         weights: str | None = None,
         captions: Literal["both", "real", "synthetic"] = "both",
         max_tokens: Annotated[int, COUNT] = 77,
