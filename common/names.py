@@ -1,7 +1,9 @@
 """Nearest names for error messages."""
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 _SHOWN = 12
 
@@ -28,3 +30,12 @@ def did_you_mean(name: str, candidates: Iterable[str], prefix: str = "") -> str:
         return "there are none."
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return "use one of " + ", ".join(prefix + name for name in names[:_SHOWN]) + more + "."
+
+
+def nearest_path(path: str) -> str:
+    """Return a hint, for messages, at a path similar to one that does not exist; empty if there is none."""
+    folder = Path(os.path.expanduser(path)).parent
+    if not folder.is_dir():
+        return ""
+    near = nearest(Path(path).name, [entry.name for entry in folder.iterdir()], 1)
+    return f" (there is {str(folder / near[0])!r})" if near else ""

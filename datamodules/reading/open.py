@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ...common.errors import UserError
 from ...common.hub import hub_or_cache, reason_not_found
-from ...common.names import nearest
+from ...common.names import nearest, nearest_path
 from ...common.urls import keep
 from ..base.faults import BadSample
 from ..base.memory import MemoryRows, plain_value, stored_image
@@ -38,7 +38,7 @@ from .lists import read_class_folders, read_folder
 from .parquet import ParquetSource, parquet_schema, read_parquets
 from .published import class_names, is_karpathy, list_of_split, read_authors_list, read_karpathy
 from .remote import RETRIES, is_remote, retrying, stamp_of, without_query
-from .resolve import METADATA, Named, Resolved, Source, as_source, nearest_path, resolve, resolve_url
+from .resolve import METADATA, Named, Resolved, Source, as_source, resolve, resolve_url
 from .stream import BatchSource, LibrarySource, Stream
 from .table import PairTable
 from .tar_records import TarSource, read_remote_tars, read_tars

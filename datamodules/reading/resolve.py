@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from ...common.errors import UserError
-from ...common.names import nearest
+from ...common.names import nearest_path
 from ...common.ranges import POSITIVE, SettingsGroup
 from ...common.urls import keep
 from ..base.memory import MemoryRows, in_memory
@@ -261,12 +261,3 @@ def _looks_local(path: str) -> bool:
     if path.startswith((".", "/", "~")) or (not _HUB_NAME.fullmatch(path) and "/" in path):
         return True
     return Path(path).suffix.lower() in _ENDINGS or ("/" in path and Path(path).parent.is_dir())
-
-
-def nearest_path(path: str) -> str:
-    """Return a hint, for messages, at a path similar to one that does not exist; empty if there is none."""
-    folder = Path(os.path.expanduser(path)).parent
-    if not folder.is_dir():
-        return ""
-    near = nearest(Path(path).name, [entry.name for entry in folder.iterdir()], 1)
-    return f" (there is {str(folder / near[0])!r})" if near else ""

@@ -19,7 +19,7 @@ from ..core.checkpoints import read_folder
 from ..core.fitting import fill_tied, load_fitting
 from ..networks.classifier_files import read_pickle
 from ..networks.clip.pair import PRETRAINED
-from ..networks.clip.text_encoder import quiet
+from ..networks.clip.text_encoder import quiet, reading_encoder
 from ..networks.initial import init_linear
 from ..networks.vit import load_vision_weights, resize_positions
 from .network import ALBEFNetwork, FusionBert
@@ -92,10 +92,11 @@ def load_bert(encoder: FusionBert, source: str) -> str:
         Description of the source, for a log line.
 
     Raises:
-        UserError: If the source is not a BERT of this size; the message lists the keys that do not fit.
+        UserError: If there is no such source, or it is not a BERT of this size; the message lists the keys that do not
+            fit.
     """
-    with quiet():
-        bert, report = BertForMaskedLM.from_pretrained(source, output_loading_info=True)
+    with reading_encoder(source) as folder_or_name, quiet():
+        bert, report = BertForMaskedLM.from_pretrained(folder_or_name, output_loading_info=True)
     for name, module in encoder.named_modules():
         if ".crossattention." in name:  # as random layers of a BERT are
             init_linear(module, bert.config.initializer_range)
@@ -140,7 +141,8 @@ def sizes_of_bert(text: TextSettings) -> dict[str, int]:
         # The command line sets the vocabulary from the data, whose tokenizer may have fewer entries.
         if name != "vocab_size" and setting not in (_DEFAULTS[name], size):
             raise UserError(
-                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {setting}: leave it out."
+                f"Expected text.{name} {size}, that of the BERT in {str(folder)!r}, got {setting}: leave it out, "
+                "also of the configs."
             )
     return sizes | _layers(text, config.num_hidden_layers, folder) | _special_ids(text, folder)
 

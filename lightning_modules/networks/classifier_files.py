@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ...common.errors import UserError
+from ...common.names import nearest_path
 from ..core.frozen import Frozen, reads_weights
 from .cifar import CIFAR_NETWORKS, Classifier
 from .classifiers import build_classifier, public_network
@@ -69,7 +70,9 @@ def load_frozen(frozen: Frozen[Classifier], name: str, source: str | None, class
     if path.is_dir():
         path = max(path.rglob("last.ckpt"), key=lambda file: file.stat().st_mtime, default=path)
     if not path.is_file():
-        raise UserError(f"Expected a trained {role} in {source!r}, got no file: {_advice(name, source)}")
+        near = nearest_path(source)
+        advice = "correct the path." if near else _advice(name, source)
+        raise UserError(f"Expected a trained {role} in {source!r}, got no file{near}: {advice}")
     load_classifier_file(frozen.network, path, f"the {role} file")
     if not all(bool(torch.isfinite(tensor).all()) for tensor in network.state_dict().values()):
         raise UserError(

@@ -24,6 +24,7 @@ from ..core.fitting import load_fitting
 from ..core.memory import LeanMlp, in_slices, kept_statistics, one_update
 from ..networks.attention import set_vit_attention
 from ..networks.bert import BertTrunk, bert_config, init_bert
+from ..networks.clip.text_encoder import reading_encoder
 from ..networks.initial import init_linear
 from ..networks.vit import load_vision_weights
 from .settings import TextSettings, VisionSettings, ViTSettings
@@ -255,7 +256,8 @@ def load_encoders(network: SHReNetwork, vision: VisionSettings, text: TextSettin
 def _load_bert(encoder: TextEncoder, source: str) -> str:
     """Fill a text encoder with the first layers of a BERT, and return a description of the source."""
     layers = len(encoder.encoder["layer"])
-    state = BertModel.from_pretrained(source, add_pooling_layer=False).state_dict()
+    with reading_encoder(source) as folder_or_name:
+        state = BertModel.from_pretrained(folder_or_name, add_pooling_layer=False).state_dict()
     state = {key: value for key, value in state.items() if _layer_of(key) < layers}
     load_fitting(encoder, state, f"the text encoder from {source!r}")
     return f"text encoder from {source!r}, its first {layers} layers"

@@ -164,11 +164,8 @@ def read_config(name: str) -> dict[str, Any]:
     """
     from transformers import AutoConfig
 
-    path = Path(name).expanduser()
-    if not path.is_dir() and name.startswith((".", "/", "~")):
-        raise UserError(f"Expected the folder of a text encoder, found none at {name!r}: correct the path.")
-    with _reading(name):
-        config = AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
+    with reading_encoder(name) as source:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     values = json.loads(config.to_json_string(use_diff=False))
     return {key: value for key, value in values.items() if key not in _NOT_OF_THE_NETWORK}
 
@@ -233,10 +230,9 @@ def read_weights(name: str, tower: EncoderTower) -> dict[str, Tensor]:
     """
     from transformers import AutoModel
 
-    path = Path(name).expanduser()
-    with _reading(name), quiet():
+    with reading_encoder(name) as source, quiet():
         network, report = AutoModel.from_pretrained(
-            str(path) if path.is_dir() else name,
+            source,
             dtype=torch.float32,
             trust_remote_code=False,
             output_loading_info=True,
@@ -310,11 +306,22 @@ def _positions(transformer: nn.Module) -> int | None:
 
 
 @contextlib.contextmanager
-def _reading(name: str) -> Iterator[None]:
-    is_folder = Path(name).expanduser().is_dir()
+def reading_encoder(name: str) -> Iterator[str]:
+    """Yield the folder or the name that `from_pretrained` takes, and turn what it raises into one sentence.
+
+    Args:
+        name: a local folder, or a name on the Hugging Face hub.
+
+    Raises:
+        UserError: If there is none, or it cannot be read.
+    """
+    path = Path(name).expanduser()
+    is_folder = path.is_dir()
+    if not is_folder and name.startswith((".", "/", "~")):
+        raise UserError(f"Expected the folder of a text encoder, found none at {name!r}: correct the path.")
     try:
         with contextlib.nullcontext() if is_folder else hub_or_cache():
-            yield
+            yield str(path) if is_folder else name
     except UserError:
         raise
     except Exception as error:  # of transformers and its libraries, whose types depend on the version

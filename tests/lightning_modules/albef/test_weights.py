@@ -81,6 +81,16 @@ def test_text_encoder_is_initialized_from_a_bert_folder(tmp_path):
     torch.testing.assert_close(states[mask.bool()], expected[mask.bool()], rtol=1e-5, atol=1e-6)
 
 
+def test_a_missing_or_damaged_bert_is_one_sentence(tmp_path):
+    encoder = tiny_albef().student.text_encoder
+    with pytest.raises(UserError, match=r"Expected the folder of a text encoder, found none at '.*none'"):
+        load_bert(encoder, str(tmp_path / "none"))
+    _bert(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"Expected a text encoder of transformers as a local folder or a hub name"):
+        load_bert(encoder, str(tmp_path))
+
+
 def test_misfitting_sizes_are_listed(tmp_path):
     _bert(tmp_path, intermediate_size=48)
     with pytest.raises(UserError, match=r"of another shape bert\.encoder.layer.0.intermediate.dense.bias"):

@@ -1,6 +1,7 @@
 """SHReModule against listing 2 written out, and trainings."""
 
 import math
+from pathlib import Path
 
 import open_clip
 import pyarrow.parquet as pq
@@ -413,6 +414,7 @@ def test_invalid_settings_are_refused(options, message):
     [
         ({"weights": None}, r"Expected weights of the teacher resnet8, got none.*vlightning fit"),
         ({"weights": "runs/none"}, r"Expected a trained teacher in 'runs/none', got no file.*vlightning fit"),
+        ({"weights": str(Path(__file__).with_suffix(".pyy"))}, r"got no file \(there is '.*test_module.py'\): correct"),
         (
             {"name": "resnet20", "weights": "runs/shre_quickstart_teacher"},
             r"`vlightning fit --config configs/shre/quickstart_teacher\.yaml`",

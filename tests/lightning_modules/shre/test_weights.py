@@ -1,10 +1,12 @@
 """Encoders initialized from public models: a BERT, a timm ViT, Data2Vec 2.0's file."""
 
+import pytest
 import timm
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from support.methods.shre import random_batch, tiny_shre
+from vlightning.common.errors import UserError
 from vlightning.lightning_modules.shre.network import image_encoder
 from vlightning.lightning_modules.shre.settings import ViTSettings
 
@@ -70,3 +72,9 @@ def test_data2vecs_file_of_fairseq_is_loaded(tmp_path):
     module.load_initial_weights()
     for name, tensor in module.student.image_encoder.state_dict().items():
         assert torch.equal(tensor, own[name]), name
+
+
+def test_a_missing_bert_is_one_sentence(tmp_path):
+    module = tiny_shre(text={"weights": str(tmp_path / "none")})
+    with pytest.raises(UserError, match=r"Expected the folder of a text encoder, found none at '.*none'"):
+        module.load_initial_weights()
