@@ -70,7 +70,7 @@ def load_frozen(frozen: Frozen[Classifier], name: str, source: str | None, class
     if path.is_dir():
         path = max(path.rglob("last.ckpt"), key=lambda file: file.stat().st_mtime, default=path)
     if not path.is_file():
-        near = nearest_path(source)
+        near = nearest_path(source) if path.suffix else ""  # not another run in place of one that is to be trained
         advice = "correct the path." if near else _advice(name, source)
         raise UserError(f"Expected a trained {role} in {source!r}, got no file{near}: {advice}")
     load_classifier_file(frozen.network, path, f"the {role} file")
