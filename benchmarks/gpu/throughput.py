@@ -1,4 +1,6 @@
-"""Images per second and share of the matrix-product rate of every method: eager, compiled, and with the loader.
+"""Images per second and share of the matrix product's rate of every method: eager, compiled, and with the loader.
+
+CLIP and ALBEF are also compiled with towers as one program.
 
 open_clip's own step (its model, its loss, fused AdamW) and ALBEF's plain formulation alternate with ours in rounds of
 five steps. "EMA and queue" is the share of the step in which moving averages are updated and queues filled.

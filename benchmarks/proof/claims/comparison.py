@@ -19,9 +19,9 @@ import json
 from dataclasses import dataclass
 
 from proof.claim import Budget, Claim, Preparation, Variant
+from proof.claims.albef import DEPTH, EMBED, HEADS, PATCH, SIZE, SMALL, TOKENS, TRAIN, VALIDATION, WIDTH
 
-SIZE, PATCH, TEACHER_SIZE, BATCH = 48, 12, 96, 64
-WIDTH, HEADS, DEPTH, FUSED, EMBED = 96, 3, 4, 2, 64
+TEACHER_SIZE, BATCH = 96, 64
 TEACHER_EPOCHS, EXTRACTION_EPOCHS, AUXILIARY_DEPTH, VIEWS = 6, 12, 2 * DEPTH, 4
 IMAGENET_MEAN, IMAGENET_STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
 LITE0 = "tf_efficientnet_lite0"
@@ -43,16 +43,6 @@ PLAIN_TOWERS = (
 )
 PLAIN = (*PLAIN_TOWERS, "--model.student=plain", f"--model.towers.depth={DEPTH}")
 NO_TEACHER = "--model.teacher.distillation_weight=0"
-ALBEF = (
-    *("--model=ALBEFModule", f"--model.vision.patch_size={PATCH}", f"--model.vision.width={WIDTH}"),
-    *(f"--model.vision.depth={DEPTH}", f"--model.vision.heads={HEADS}", f"--model.text.width={WIDTH}"),
-    *(f"--model.text.heads={HEADS}", f"--model.text.ffn_width={4 * WIDTH}", "--model.text.dropout=0"),
-    *(f"--model.text.depth={DEPTH - FUSED}", f"--model.text.fusion_depth={FUSED}"),
-    *("--model.contrast.queue_size=0", "--model.momentum.alpha_by_accuracy=true", "--model.contrast.negatives=ramped"),
-    *(f"--model.contrast.embed_dim={EMBED}", "--model.mlm=false", "--model.momentum.momentum=0.99"),
-    *("--model.optim.warmup_steps=50", "--model.rerank.k=32", "--model.rerank.score=itm+itc_logits"),
-    EQUAL_TEXTS,
-)
 SHRE = (
     *("--model=SHReModule", f"--model.vision.patch_size={PATCH}", f"--model.vision.width={WIDTH}"),
     *(f"--model.vision.heads={HEADS}", f"--model.vision.depth={DEPTH}", "--model.vision.post_norm=false"),
@@ -80,10 +70,7 @@ def mobileclip(tokens: int) -> tuple[str, ...]:
     return (
         *("--model=MobileCLIPModule", f"--model.model={json.dumps({'name': 'plain towers', 'config': config})}"),
         *("--model.captions=real", "--model.teacher.distillation_weight=0.75", "--model.momentum.momentum=null"),
-        *(
-            "--model.optim.warmup_steps=50",
-            EQUAL_TEXTS,
-        ),
+        *("--model.optim.warmup_steps=50", EQUAL_TEXTS),
     )
 
 
@@ -189,7 +176,7 @@ def comparison(name: str, pairs: Pairs, flops: float) -> Claim:
         variants=(
             Variant("plain towers", (*PLAIN, NO_TEACHER, *data, *CLIP_TOKENS), prefix="karpathy5/"),
             Variant("trained towers", (*TRAINED_TOWERS, *pairs.words(TEACHER_SIZE)), needs=("networks",)),
-            Variant("ALBEF, small recipe", (*ALBEF, f"--model.text.max_positions={pairs.tokens}", *data, *OWN_TOKENS)),
+            Variant("ALBEF, small recipe", (*data, *SMALL, f"--model.text.max_positions={pairs.tokens}")),
             Variant("SHRe", (*SHRE, *data, *OWN_TOKENS), needs=("networks",), prefix="h2/"),
             Variant(
                 "MobileCLIP",
@@ -214,15 +201,6 @@ def comparison(name: str, pairs: Pairs, flops: float) -> Claim:
     )
 
 
-BLOCKS = range(0, 1_900, 100)
-
-
-def rows(first: int, last: int) -> str:
-    """Return a source of rows of each hundred, since the rows are sorted by group."""
-    split = "+".join(f"train[{start + first}:{start + last}]" for start in BLOCKS)
-    return json.dumps({"path": "${data}/emoji/twitter.parquet", "split": split})
-
-
-EMOJI = Pairs("drawings of emoji", rows(0, 90), rows(90, 100), "${data}/emoji/google.parquet", 16)
+EMOJI = Pairs("drawings of emoji", TRAIN, VALIDATION, "${data}/emoji/google.parquet", TOKENS)
 
 CLAIM = comparison("comparison", EMOJI, flops=8.8e12)
