@@ -8,6 +8,7 @@ import pytest
 
 from support.project.tiers import starts_something
 from support.runs.fork_server import share_server
+from support.runs.started import Started
 
 pytest_plugins = ["support.runs.faults"]
 
@@ -49,3 +50,9 @@ def environment_of_a_run():
     for name in names:
         os.environ.pop(name, None)
     os.environ.update(before)
+
+
+@pytest.fixture
+def started():
+    """The threads and child processes that the test starts."""
+    return Started()

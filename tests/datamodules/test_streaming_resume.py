@@ -4,7 +4,6 @@ import gzip
 import io
 import itertools
 import math
-import threading
 from collections import Counter
 
 import datasets
@@ -159,7 +158,7 @@ class Counted(io.FileIO):
         return content
 
 
-def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatch):
+def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatch, started):
     counts = [200, 200, 200]
     noise = [np.random.default_rng(number).integers(0, 256, (60, 60, 3), dtype=np.uint8) for number in range(8)]
     images = [encoded(Image.fromarray(pixels), "BMP") for pixels in noise]
@@ -175,7 +174,7 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
         stream = opened([str(files.folder / "*.tar")])
         options = {"done": done, "batches": 98, "block": BLOCK, "seed": SEED, "epoch": EPOCH, "replicas": replicas}
         list(itertools.islice(outcomes(stream, batch_size=6 // replicas[0], **options), 1))
-        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("stream-")]:
+        for thread in started.threads("stream-"):
             thread.join()
         return Counted.total
 
@@ -188,7 +187,7 @@ def test_what_a_tar_file_holds_before_the_position_is_not_read(files, monkeypatc
     assert cost(0) >= depth * 6 * (sample - 1024)  # so it is counted at all
 
 
-def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monkeypatch):
+def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monkeypatch, started):
     stream = opened(parquets(files, [40, 60, 50]))
     rows = []
     whole = parquet._rows
@@ -202,7 +201,7 @@ def test_what_a_parquet_file_holds_before_the_row_group_is_not_read(files, monke
     for done in (1, 15, 30, 60):  # the last one in the second pass
         rows.clear()
         list(itertools.islice(outcomes(stream, done=done, batches=100, block=BLOCK, batch_size=2), 1))
-        for thread in [thread for thread in threading.enumerate() if thread.name.startswith("stream-")]:
+        for thread in started.threads("stream-"):
             thread.join()
         assert 2 <= len(rows) <= 2 * 4 * 2, done  # two blocks of four batches
 

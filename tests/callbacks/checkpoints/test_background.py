@@ -49,7 +49,7 @@ def writer():
     return AtomicCheckpointIO(asynchronous=True)
 
 
-def test_a_save_returns_before_the_file_exists_and_holds_the_values_of_its_time(tmp_path, writer, gate):
+def test_a_save_returns_before_the_file_exists_and_holds_the_values_of_its_time(tmp_path, writer, gate, started):
     path, weight = tmp_path / "last.ckpt", torch.arange(4.0)
     checkpoint = {"state": {"a": weight, "tied": weight.detach()}, "sizes": [1, {"k": 2}]}
     writer.save_checkpoint(checkpoint, path)
@@ -61,7 +61,7 @@ def test_a_save_returns_before_the_file_exists_and_holds_the_values_of_its_time(
     assert torch.equal(loaded["state"]["a"], torch.arange(4.0))
     assert loaded["state"]["a"].data_ptr() == loaded["state"]["tied"].data_ptr()
     assert loaded["sizes"] == [1, {"k": 2}]
-    assert not [thread for thread in threading.enumerate() if "checkpoints" in thread.name]
+    assert not started.threads("checkpoints")
 
 
 def test_a_replaced_checkpoint_is_removed_when_the_new_one_is_complete(tmp_path, old, writer, gate):

@@ -2,7 +2,6 @@ import errno
 import json
 import os
 import shutil
-import threading
 import time
 from collections import namedtuple
 from pathlib import Path
@@ -249,7 +248,7 @@ def test_a_disk_that_is_too_small_is_reported_before_writing(pairs, tmp_path, mo
     assert names(tmp_path / "out") == []
 
 
-def test_an_error_of_the_writing_thread_ends_the_run(pairs, tmp_path, monkeypatch):
+def test_an_error_of_the_writing_thread_ends_the_run(pairs, tmp_path, monkeypatch, started):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -257,7 +256,7 @@ def test_an_error_of_the_writing_thread_ends_the_run(pairs, tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         predict(pairs, tmp_path / "out")
     assert names(tmp_path / "out") == ["manifest.json"]
-    assert not [thread for thread in threading.enumerate() if "reinforcement-writer" in thread.name]
+    assert not started.threads("reinforcement-writer")
 
 
 def test_another_datamodule_is_refused(tmp_path):

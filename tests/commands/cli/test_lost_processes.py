@@ -3,7 +3,6 @@
 The processes of the second part are started by the command line itself, as on a cluster.
 """
 
-import multiprocessing
 import os
 import re
 import signal
@@ -30,14 +29,12 @@ CONFIGS = TESTS.parent / "configs"
 
 
 @pytest.fixture(autouse=True)
-def no_workers_left():
+def no_workers_left(started):
     """A worker whose sibling was killed may wait for it until the program ends; it outlasts torch's one SIGTERM."""
-    before = multiprocessing.active_children()
     yield
-    for worker in multiprocessing.active_children():
-        if worker not in before:
-            worker.kill()
-            worker.join()
+    for worker in started.children():
+        worker.kill()
+        worker.join()
 
 
 @pytest.fixture

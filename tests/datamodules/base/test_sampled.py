@@ -4,7 +4,6 @@ import contextlib
 import gc
 import itertools
 import json
-import multiprocessing
 import os
 import signal
 
@@ -174,13 +173,13 @@ def test_a_run_killed_in_validation_reads_on(tmp_path, uninterrupted):
     assert resumed.seen == whole.seen[7:]
 
 
-def test_reloaded_loaders_leave_no_workers_behind(tmp_path):
+def test_reloaded_loaders_leave_no_workers_behind(tmp_path, started):
     alive = []
 
     class Counter(Recorder):
         def on_train_epoch_end(self):
             gc.collect()
-            alive.append(len(multiprocessing.active_children()))
+            alive.append(len(started.children()))
 
     fit(
         tmp_path,
@@ -191,7 +190,7 @@ def test_reloaded_loaders_leave_no_workers_behind(tmp_path):
         limit_val_batches=0,
     )
     assert alive == [2, 2]
-    assert not multiprocessing.active_children()
+    assert not started.children()
 
 
 def test_an_epoch_cut_short_is_followed_by_the_whole_next(tmp_path):
@@ -385,12 +384,12 @@ def test_the_command_line_records_transforms_by_name(tmp_path):
     assert torch.load(tmp_path / "saved.pt", weights_only=True) == saved
 
 
-def test_loader_workers_outlast_the_signals_of_a_run():
+def test_loader_workers_outlast_the_signals_of_a_run(started):
     shapes = data(num_workers=2, length=120)
     shapes.setup("fit")
     batches = iter(shapes.train_dataloader())
     whole = [next(batches)["sample_index"].tolist() for _ in range(2)]  # one of each worker, which has begun then
-    workers = multiprocessing.active_children()
+    workers = started.children()
     assert len(workers) == 2
     for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         for worker in workers:
