@@ -58,6 +58,12 @@ class Model:
         self.trainer = trainer
         self.encoders = encoders
 
+    def __repr__(self) -> str:
+        """Return the class of the method, the number of parameters, and the metrics of the validation."""
+        parameters = sum(parameter.numel() for parameter in self.module.parameters())
+        reached = [f"{name} {value:.4g}" for name, value in self.metrics.items() if name.startswith("val/")]
+        return f"Model({', '.join([type(self.module).__name__, f'{parameters:,} parameters', *reached])})"
+
     @property
     def metrics(self) -> dict[str, float]:
         """The last metrics of the fit by name; empty for a model that was loaded."""

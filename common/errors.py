@@ -14,3 +14,7 @@ class UserError(Exception):
         # torch raises the error of a loader worker again with its traceback as the message.
         of_worker = message.startswith("Caught ") and "Original Traceback (most recent call last):" in lines
         super().__init__("\n".join(lines) if of_worker else " ".join(line.strip() for line in lines))
+
+
+class UsageError(UserError):
+    """Raised for a command line that cannot be run as typed; the exit status is 2."""

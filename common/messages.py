@@ -1,12 +1,14 @@
 """Messages to the user, printed once for all processes, and filters for messages of other packages."""
 
+import contextlib
 import functools
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -33,10 +35,36 @@ LOGGED_NOISE = {
 }
 
 
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
 def warn(line: str) -> None:
     """Print one line of warning, once for all processes."""
     if getattr(rank_zero_only, "rank", 0) == 0:
-        sys.stderr.write(f"vlightning: warning: {shown(line)}\n")
+        sys.stderr.write(_warning(line))
+
+
+def _warning(text: str) -> str:
+    return f"vlightning: warning: {shown(' '.join(text.split()))}\n"
+
+
+@contextlib.contextmanager
+def short_warnings() -> Iterator[None]:
+    """Let Python print the warnings of this package as `warn` does, without the file and the line of code."""
+    before = warnings.formatwarning
+
+    def short(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if Path(filename).is_relative_to(_PACKAGE):
+            return _warning(str(message))
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def say(line: str) -> None:

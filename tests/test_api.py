@@ -58,6 +58,9 @@ def test_a_fit_of_pairs_embeds_searches_saves_and_loads(model, colors, pairs, tm
     assert isinstance(model.module, CLIPModule)
     assert model.trainer.global_step >= 3
     assert "val/recall_mean" in model.metrics  # a tenth of the rows
+    parameters = sum(weight.numel() for weight in model.module.parameters())
+    assert repr(model).startswith(f"Model(CLIPModule, {parameters:,} parameters, val/")
+    assert f"val/recall_mean {model.metrics['val/recall_mean']:.4g}" in repr(model)
     rows = model.trainer.datamodule.opened_rows
     assert len(rows("train")) + len(rows("validation")) == 32
     assert 1 <= len(rows("validation")) <= 8

@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from ... import callbacks, lightning_modules
-from ...common.messages import silence_noise
+from ...common.messages import short_warnings, silence_noise
 from ...common.shown import shown
 from .errors import readable_errors
 from .lightning_cli import open_cli
@@ -30,7 +30,7 @@ def run(args: list[str] | None, words: list[str]) -> None:
         SystemExit: If the user can fix an error; the status is 2 for the command line, and 1 for a run that stopped.
     """
     silence_noise()
-    with readable_errors(debug="--debug" in words):
+    with short_warnings(), readable_errors(debug="--debug" in words):
         callbacks.load_all()  # so that YAML can name callbacks without a module path
         if words and (folder := COMMANDS.get(words[0])):
             lightning_modules.load_all()

@@ -19,13 +19,9 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from ...callbacks.distributed.collectives import is_first_to
-from ...common.errors import UserError
+from ...common.errors import UsageError, UserError
 from ...common.shown import shown
 from .listing import PACKAGE_ROOT
-
-
-class UsageError(UserError):
-    """Raised for a command line that cannot be run as typed; the exit status is 2."""
 
 
 @contextlib.contextmanager

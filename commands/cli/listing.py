@@ -59,7 +59,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Config:
-    """A shipped config: its path under the root of the package, and the first sentence and the commands of its head."""
+    """A shipped config or script: its path under the root of the package, first sentence and commands of its head."""
 
     path: str
     summary: str
@@ -91,9 +91,19 @@ def _installed_method(entry: EntryPoint) -> Listed:
     return Listed(entry.name, entry.attr, f"Of the package {package}.", "")
 
 
+_LISTED = ("*.yaml", "*.sh")
+_COMMANDS = tuple(f"   {program} " for program in ("vlightning", "sbatch", "kubectl", "sky"))
+"""Beginnings of the lines of a command, in the comment that begins a config."""
+
+
 def configs(folder: str = "") -> list[Config]:
     """List the configs under a folder of `configs/`, by path."""
-    return [_config(path) for path in sorted((PACKAGE_ROOT / "configs" / folder).rglob("*.yaml"))]
+    return _under(folder, "*.yaml")
+
+
+def _under(folder: str, *patterns: str) -> list[Config]:
+    paths = [path for pattern in patterns for path in (PACKAGE_ROOT / "configs" / folder).rglob(pattern)]
+    return [_config(path) for path in sorted(paths)]
 
 
 def run_methods(words: list[str]) -> str:
@@ -113,20 +123,20 @@ def run_methods(words: list[str]) -> str:
 
 
 def run_configs(words: list[str]) -> str:
-    """Run `vlightning configs [method]`.
+    """Run `vlightning configs [folder]`: the configs of a method, or those of another folder, such as `slurm`.
 
     Raises:
-        UserError: If there is no such method, or more than one is named.
+        UserError: If there is no such folder, or more than one is named.
     """
-    folders = sorted(path.name for path in (PACKAGE_ROOT / "configs").iterdir() if list(path.rglob("*.yaml")))
+    folders = sorted(path.name for path in (PACKAGE_ROOT / "configs").iterdir() if _under(path.name, *_LISTED))
     if words and words[0] in ("--help", "-h"):
-        return f"usage: vlightning configs [METHOD]\n\nMETHOD is one of {', '.join(folders)}.\n"
+        return f"usage: vlightning configs [FOLDER]\n\nFOLDER is one of {', '.join(folders)}.\n"
     if len(words) > 1:
         raise UserError(f"Expected one method after configs, got {' '.join(words)!r}: name one, or none for all.")
     if words and words[0] not in folders:
         raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], folders)}")
     lines = []
-    for config in configs(*words):
+    for config in _under(words[0] if words else "", *_LISTED):
         lines += [config.path, *_wrapped(config.summary), *(f"    {command}" for command in config.commands if words)]
     hint = "" if words else "\nvlightning configs METHOD shows the command of each config.\n"
     return "\n".join([*lines, hint])
@@ -137,13 +147,13 @@ def _first_line(node: ast.Module | ast.ClassDef) -> str:
 
 
 def _config(path: Path) -> Config:
-    """Read the comment at the beginning of a config."""
-    head = re.match(r"(#.*\n)*", path.read_text(encoding="utf-8"))
-    lines = [line.removeprefix("#") for line in (head[0] if head else "").splitlines()]
-    commands = [line.strip() for line in lines if line.startswith("   vlightning ")]
+    """Read the comment at the beginning of a config, or of a script after its first line."""
+    head = re.match(r"(?:#!.*\n)?((?:#(?!SBATCH).*\n)*)", path.read_text(encoding="utf-8"))
+    lines = [line.removeprefix("#") for line in (head[1] if head else "").splitlines()]
+    commands = [line.strip() for line in lines if line.startswith(_COMMANDS)]
     words = []
     for line in lines:
-        if line.startswith("   vlightning "):
+        if line.startswith(_COMMANDS):
             break
         words.append(line.strip())
     return Config(str(path.relative_to(PACKAGE_ROOT)), _first_sentence(" ".join(words)), commands)

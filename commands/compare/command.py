@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from ...common.errors import UserError
+from ..cli.command_parser import CommandParser
 from .report import draw, table, write_rows
 from .search import searched
 from .settings import Run, Sweep, Variant, grid
@@ -44,6 +45,7 @@ def run_compare(words: list[str]) -> str:
     trainer = Trainer(typed.output, words[split + 1 :], typed.test, typed.threads, typed.metric, typed.mode)
 
     stopped = threading.Event()
+    warned: set[str] = set()
 
     def train(run: Run) -> Outcome:
         if stopped.is_set():  # variants that no thread had taken up are cancelled, perhaps too late for one
@@ -53,6 +55,10 @@ def run_compare(words: list[str]) -> str:
         except KeyboardInterrupt:
             stopped.set()
             raise
+        for text in outcome.warnings:
+            if text not in warned:  # most are those of every run
+                warned.add(text)
+                print(f"vlightning: warning: {run.folder_name}: {text}", file=sys.stderr, flush=True)
         print(f"{run.folder_name}: {outcome.metric.name} {outcome.last:.2f}", flush=True)
         return outcome
 
@@ -82,14 +88,13 @@ def run_compare(words: list[str]) -> str:
     return f"{text}\nWrote table.md, runs.csv and curves.png to {typed.output}\n"
 
 
-def parser_of_compare() -> argparse.ArgumentParser:
+def parser_of_compare() -> CommandParser:
     """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        "vlightning compare",
+    parser = CommandParser(
+        "compare",
         usage="vlightning compare [NAME=]CONFIG[+CONFIG...] ... [options] [-- arguments of vlightning fit]",
         description="Train configs over seeds, and print mean, deviation, and differences from a baseline seed by "
         "seed. The same command goes on with runs that were stopped, and only reads finished ones.",
-        allow_abbrev=False,
     )
     parser.add_argument("configs", nargs="+", help="what is compared: files of a run, joined by +")
     parser.add_argument("--output", type=Path, default=Path("comparison"), help="folder of the runs (comparison)")

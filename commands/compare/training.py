@@ -22,6 +22,8 @@ _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.S
 """Status of a run that a signal stopped, after its checkpoint or while it started."""
 DONE = "done.json"
 """File of a finished run in its folder."""
+OUTPUT = "output.txt"
+"""File of what a run printed, in its folder."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Outcome:
         curve: step and value of each validation.
         test: metrics of the test split; empty without a test.
         seconds: wall time of the training, over all its parts.
+        warnings: what the run warned of, each once.
     """
 
     run: Run
@@ -64,6 +67,7 @@ class Outcome:
     curve: list[tuple[int, float]]
     test: dict[str, float]
     seconds: float
+    warnings: list[str]
 
     @property
     def last(self) -> float:
@@ -122,7 +126,7 @@ class Trainer:
                 f"Expected the metric {metric.name} in the validations of {folder}, got none of that name: name "
                 "another with --metric."
             )
-        return Outcome(run, folder, metric, curve, done["test"], done["seconds"])
+        return Outcome(run, folder, metric, curve, done["test"], done["seconds"], read_warnings(folder / OUTPUT))
 
     def _check_arguments(self, folder: Path, words: list[str]) -> None:
         file = folder / "arguments.json"
@@ -162,7 +166,7 @@ class Trainer:
         environment = dict(os.environ)
         if self.threads is not None:
             environment["OMP_NUM_THREADS"] = str(self.threads)
-        output = folder / "output.txt"
+        output = folder / OUTPUT
         if (status := run_command(words, output, environment)) in _STOPPED:
             raise KeyboardInterrupt
         if status:
@@ -217,3 +221,10 @@ def read_curve(folder: Path, metric: str) -> list[tuple[int, float]]:
                 if line.get(metric):
                     values[int(line["step"])] = float(line[metric])
     return sorted(values.items())
+
+
+def read_warnings(output: Path) -> list[str]:
+    """Return the warnings in the output of a run, each once."""
+    lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
+    mark = "vlightning: warning: "
+    return list(dict.fromkeys(line.removeprefix(mark) for line in lines if line.startswith(mark)))

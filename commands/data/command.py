@@ -1,6 +1,5 @@
 """The command `vlightning data`."""
 
-import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from ...common.errors import UserError
 from ...common.files import replacing
 from ...datamodules.pairs.datamodule import PairDataModule
 from ...datamodules.pairs.rows import CaptionRows
+from ..cli.command_parser import CommandParser
 from ..plan.configuration import build, build_without_weights, parse_fit
 from .counts import Counts, count_split, lines_of, shared_images
 from .reading import STREAMED, read_split
@@ -31,14 +31,13 @@ def run_data(words: list[str]) -> str:
     return report(data, Path(typed.out), typed.limit)
 
 
-def parser_of_data() -> argparse.ArgumentParser:
+def parser_of_data() -> CommandParser:
     """Return the parser of the arguments after `data`."""
-    parser = argparse.ArgumentParser(
-        "vlightning data",
+    parser = CommandParser(
+        "data",
         description="Count the images and texts of a `vlightning fit` with the same configs, its duplicates, and what "
         "cannot be read, without training; and draw training samples as the model will see them. Other options of "
         "`vlightning fit`, such as --data.train pairs.csv, work too. All images are read and decoded once.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", default=[], help="a config; may be repeated")
     parser.add_argument(

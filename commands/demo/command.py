@@ -1,12 +1,12 @@
 """The command `vlightning demo`."""
 
-import argparse
 from importlib.util import find_spec
 
 import torch
 
 from ...common.errors import UserError
 from ...datamodules.reading.cache import index_cache
+from ..cli.command_parser import CommandParser
 from ..evaluate.encoding import Loading
 from ..evaluate.image_sets import texts_or_lines
 from ..evaluate.model import load_model
@@ -17,13 +17,12 @@ from .server import bound, serve
 from .stored import stored_folder
 
 
-def parser_of_demo() -> argparse.ArgumentParser:
+def parser_of_demo() -> CommandParser:
     """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        "vlightning demo",
+    parser = CommandParser(
+        "demo",
         description="Open a page on this machine: type a text, see the best images of a folder; click a word, see "
         "where ALBEF looks; drop an image, see its best captions and classes. Needs the extra demo.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model", required=True, help="a run's folder, a checkpoint, an export, or a model's name with --weights")

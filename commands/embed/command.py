@@ -1,6 +1,6 @@
 """The command `vlightning embed`."""
 
-import argparse
+from ..cli.command_parser import CommandParser
 
 
 def run_embed(words: list[str]) -> str:
@@ -24,10 +24,10 @@ def run_embed(words: list[str]) -> str:
     return work(typed, others)
 
 
-def parser_of_embed() -> argparse.ArgumentParser:
+def parser_of_embed() -> CommandParser:
     """Return the parser of the arguments, of which those of the data are left."""
-    parser = argparse.ArgumentParser(
-        "vlightning embed",
+    parser = CommandParser(
+        "embed",
         usage="vlightning embed [MODEL] --output FOLDER [--config FILE.yaml ...] [--data.train pairs.csv ...]",
         description="Run the towers of a model once over a data set, and store the features: for trainings with locked "
         "towers (data.store), and for search. Options of the data are those of `vlightning fit`, such as --data.train "
@@ -35,7 +35,6 @@ def parser_of_embed() -> argparse.ArgumentParser:
         "or a model's name with --weights; without it the locked towers of the config's model run with its initial "
         "weights. "
         "A stopped command goes on where it was when it is given again.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--weights", help="a tag of open_clip's, a file, or random (to try the command), for a model's name")

@@ -8,6 +8,7 @@ from lightning.fabric import Fabric
 
 from ...callbacks.distributed.collectives import rank
 from ...common.errors import UserError
+from ..cli.command_parser import CommandParser
 from .classified_folder import (
     TEMPLATES,
     classify_folder,
@@ -28,13 +29,12 @@ from .run import Settings, evaluate
 from .tasks import PROTOCOLS, SUITES, TASKS, chosen_tasks
 
 
-def parser_of_evaluate() -> argparse.ArgumentParser:
+def parser_of_evaluate() -> CommandParser:
     """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        "vlightning evaluate",
+    parser = CommandParser(
+        "evaluate",
         description="Evaluate an image-text model zero-shot on DataComp's 38 sets, classify your own images, or search "
         "an index of an old model. A stopped evaluation goes on with the set that it was in.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--model", help="a checkpoint, an export, a folder of open_clip's, or a model's name with --weights")

@@ -151,12 +151,12 @@ def _loaded(model: str, weights: str | None) -> ImageTextModel:
         return _from_tower(path) if read_config(path)["class"] == TOWER_CLASS else _from_export(path)
     if path.exists():
         raise UserError(
-            f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export after --model, got "
-            f"{model!r}: give the model's name there, and this file after --weights."
+            f"Expected a .ckpt file, the folder of a sharded checkpoint, of a run or of an export as the model, got "
+            f"{model!r}: give the model's name, and this file as its weights (--weights)."
         )
     raise UserError(
-        f"Expected an existing checkpoint or export after --model, got {model!r}: correct the path, or give the tag or "
-        "the file of this model's weights after --weights."
+        f"Expected an existing checkpoint or export as the model, got {model!r}: correct the path, or give the tag or "
+        "the file of the weights of a published model of this name too (--weights)."
     )
 
 

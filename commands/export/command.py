@@ -1,11 +1,11 @@
 """The commands `vlightning export`, `vlightning push` and `vlightning convert`."""
 
-import argparse
 from pathlib import Path
 
 from ...callbacks import consolidate_checkpoint, divide_checkpoint_file
 from ...common.errors import UserError
 from ...common.files import check_free
+from ..cli.command_parser import CommandParser
 from ..cli.saved_run import resolved
 from .layouts import described_layouts, export, exported_classes
 from .publishing import push_to_hub
@@ -13,11 +13,10 @@ from .publishing import push_to_hub
 
 def run_export(words: list[str]) -> str:
     """Run `vlightning export`, and return a message that names the written files."""
-    parser = argparse.ArgumentParser(
-        "vlightning export",
+    parser = CommandParser(
+        "export",
         description="Export the model from a checkpoint, for use without a Trainer, as initial weights of another "
         "training, or for use in other code.",
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", help="a .ckpt file, the folder of a sharded checkpoint, or that of a run")
     parser.add_argument("target", help="the new file or folder, which must not exist")
@@ -38,10 +37,9 @@ def run_export(words: list[str]) -> str:
 
 def run_push(words: list[str]) -> str:
     """Run `vlightning push`, and return a message with the address of the repository."""
-    parser = argparse.ArgumentParser(
-        "vlightning push",
+    parser = CommandParser(
+        "push",
         description="Upload an exported folder to the Hugging Face hub, with the token of `hf auth login` or HF_TOKEN.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", help="a folder that `vlightning export` wrote")
     parser.add_argument("name", help="name of the repository, NAME or OWNER/NAME")
@@ -61,11 +59,10 @@ def run_convert(words: list[str]) -> str:
     Raises:
         UserError: If the checkpoint does not exist, or the target exists.
     """
-    parser = argparse.ArgumentParser(
-        "vlightning convert",
+    parser = CommandParser(
+        "convert",
         description="Convert a sharded checkpoint to one file, or a file to a sharded checkpoint. A run resumes from "
         "both with any strategy; the conversion is for programs that read only one of the two, and for copying.",
-        allow_abbrev=False,
     )
     parser.add_argument("checkpoint", help="a .ckpt file, the folder of a sharded checkpoint, or that of a run")
     parser.add_argument("target", help="the new file or folder, which must not exist")

@@ -1,6 +1,5 @@
 """The command `vlightning new`."""
 
-import argparse
 import keyword
 import re
 import shlex
@@ -9,6 +8,7 @@ from pathlib import Path
 from string import Template
 
 from ...common.errors import UserError
+from ..cli.command_parser import CommandParser
 
 TEMPLATE = Path(__file__).resolve().parent / "template"
 FILES = {
@@ -61,13 +61,12 @@ def class_of(name: str) -> str:
     return "".join(word.capitalize() for word in name.split("_")) + "Module"
 
 
-def parser_of_new() -> argparse.ArgumentParser:
+def parser_of_new() -> CommandParser:
     """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        "vlightning new",
+    parser = CommandParser(
+        "new",
         description="Write a Python package with a method of your own: module, config, test and page. It trains and "
         "passes its test as it is; then replace its loss and its towers.",
-        allow_abbrev=False,
     )
     parser.add_argument("kind", choices=("method",), help="what to write")
     parser.add_argument("name", help="name of the package, such as my_method")

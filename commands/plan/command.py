@@ -9,6 +9,7 @@ from ...common.errors import UserError
 from ...common.gpus import GPU, GPUS
 from ...common.names import did_you_mean
 from ...lightning_modules.core.frozen import without_weights
+from ..cli.command_parser import CommandParser
 from .configuration import Planned, read, steps_of
 from .counted_step import PRECISIONS
 from .estimate import USABLE, Estimate, Layout, estimate, line, memory_lines
@@ -66,14 +67,13 @@ def _plan(typed: argparse.Namespace, options: list[str], planned: Planned, layou
     return "\n".join(paragraphs)
 
 
-def parser_of_plan() -> argparse.ArgumentParser:
+def parser_of_plan() -> CommandParser:
     """Return the parser of the arguments after `plan`."""
-    parser = argparse.ArgumentParser(
-        "vlightning plan",
+    parser = CommandParser(
+        "plan",
         description="Compute memory, traffic and time of a `vlightning fit` with the same configs, or of the "
         "`vlightning predict` of a reinforcement, without data, weights or a GPU. Other options of `vlightning fit`, "
         "such as --model.memory.micro_batch_size 64, work too.",
-        allow_abbrev=False,
     )
     parser.add_argument("--config", action="append", default=[], help="a config; may be repeated")
     parser.add_argument("--devices", type=int, help="number of GPUs of all nodes; by default the config's")

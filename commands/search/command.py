@@ -1,6 +1,6 @@
 """The command `vlightning search`."""
 
-import argparse
+from ..cli.command_parser import CommandParser
 
 
 def run_search(words: list[str]) -> str:
@@ -21,14 +21,13 @@ def run_search(words: list[str]) -> str:
     return work(typed)
 
 
-def parser_of_search() -> argparse.ArgumentParser:
+def parser_of_search() -> CommandParser:
     """Return the parser of the arguments."""
-    parser = argparse.ArgumentParser(
-        "vlightning search",
+    parser = CommandParser(
+        "search",
         description="Search texts, or images, in a folder of images, as in `vlightning search MODEL images/ 'red "
         "handbag'`, or in a store that `vlightning embed` wrote, as in `vlightning search STORE 'red handbag'`. Above "
         "100,000 rows of a store an index of usearch (extra search) answers, whose recall is printed.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", help="a run's folder, a checkpoint, an export, or a model's name with --weights; or a store")

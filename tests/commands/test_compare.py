@@ -115,6 +115,21 @@ def test_a_stopped_run_ends_the_comparison_which_starts_no_other(started, monkey
     assert run("compare", "slow.yaml", "fast.yaml", "--seeds", "2", "--", "--trainer.max_epochs=1").status == 0
 
 
+def test_what_the_runs_warned_of_is_shown_once(started, monkeypatch):
+    in_this_process = training.run_command
+
+    def warning(words, output, environment):
+        status = in_this_process(words, output, environment)
+        with output.open("a") as file:
+            file.write("vlightning: warning: All labels are equal.\n")
+        return status
+
+    monkeypatch.setattr(training, "run_command", warning)
+    done = run("compare", "slow.yaml", "fast.yaml", "--seeds", "2")
+    first = Path(rows()[0]["folder"]).relative_to("comparison")
+    assert done.err.splitlines() == [f"vlightning: warning: {first}: All labels are equal."]
+
+
 def test_the_best_value_of_a_sweep_is_trained_with_all_seeds(started):
     sweep = ("--sweep", "model.learning_rate=0.0001,0.05", "--sweep", "model.dim=2,3")
     done = run("compare", "bent=fast.yaml", "--seeds", "2", *sweep)
@@ -186,9 +201,13 @@ def test_a_run_is_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--seeds", "1", "--threads", "1", "--output", "here", "--"]
     small = ["--data.length=64", "--data.eval_batch_size=32", "--trainer.max_steps=2", "--trainer.accelerator=cpu"]
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        main(["compare", "configs/cocord/quickstart_teacher.yaml", *words, *small])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        callback = "--trainer.callbacks+=EmbeddingProjector"
+        main(["compare", "configs/cocord/quickstart_teacher.yaml", *words, *small, callback])
     assert "val/top1" in out.getvalue()
     (folder,) = Path("here").glob("*/seed0")
     assert "Run folder" in (folder / "output.txt").read_text()
+    warning = "EmbeddingProjector draws nothing: the run has no TensorBoardLogger"
+    assert f"vlightning: warning: {folder.relative_to('here')}: {warning}" in err.getvalue()
+    assert "rank_zero_warn(" not in (folder / "output.txt").read_text()

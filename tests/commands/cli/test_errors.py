@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from support.runs.command_line import run, tiny_config
-from vlightning.commands.cli.errors import UsageError, readable_errors, sentence
-from vlightning.common.errors import UserError
+from vlightning.commands.cli.errors import readable_errors, sentence
+from vlightning.common.errors import UsageError, UserError
 from vlightning.common.files import check_free
 
 

@@ -65,7 +65,8 @@ def test_methods_lists_each_method_with_its_class():
 
 
 def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_commands():
-    shipped = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml"))
+    paths = [path for suffix in ("yaml", "sh") for path in (ROOT / "configs").rglob(f"*.{suffix}")]
+    shipped = sorted(str(path.relative_to(ROOT)) for path in paths)
     listed = run("configs").out
     assert [line for line in listed.splitlines() if line.startswith("configs/")] == shipped
     assert "    vlightning " not in listed
@@ -75,6 +76,8 @@ def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_comm
         assert first.startswith(f"# {config.summary[:40]}")
     quickstart = run("configs", "mobileclip").out.split("\nconfigs/mobileclip/quickstart.yaml\n")[1]
     assert "\n    vlightning fit --config configs/mobileclip/quickstart.yaml\n" in quickstart
+    scripts = run("configs", "slurm").out
+    assert "configs/slurm/one_node.sh\n  One node, one process per GPU\n    sbatch configs/slurm/one_node.sh" in scripts
 
 
 @pytest.mark.parametrize(

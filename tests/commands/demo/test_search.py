@@ -300,7 +300,7 @@ def test_a_mistake_is_one_sentence(models, tmp_path, monkeypatch):
     (empty / "1.png").write_bytes(b"none")
     assert sentence(model, empty).startswith(f"Expected images in '{empty}', got 1 that cannot be read")
     assert sentence(model, root, "--captions", tmp_path / "no.txt").startswith("Expected a file of captions after")
-    assert sentence(tmp_path / "runs/none").startswith("Expected an existing checkpoint or export after --model, got")
+    assert sentence(tmp_path / "runs/none").startswith("Expected an existing checkpoint or export as the model, got")
     (tmp_path / "run/checkpoints").mkdir(parents=True)
     assert sentence(tmp_path / "run") == (
         f"Expected a checkpoint in the run folder '{tmp_path}/run', got none: name another run or checkpoint."

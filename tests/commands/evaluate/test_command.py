@@ -184,12 +184,12 @@ def test_own_images_are_classified(trained, tmp_path):
         (("--root", "."), "Expected --model, got none"),
         (
             ("--model", "none.ckpt", "--root", "."),
-            "Expected an existing checkpoint or export after --model, got 'none.ckpt'",
+            "Expected an existing checkpoint or export as the model, got 'none.ckpt'",
         ),
         (("--model", "ViT-B-32", "--weights", "none", "--root", "."), "Expected one of open_clip's tags of ViT-B-32"),
         (("--model", "none.ckpt"), "Expected --root with sets, or --images"),
         (("--model", "none.ckpt", "--suite", "all", "--images", "."), "Expected --root with sets, or --images"),
-        (("--model", "none.ckpt", "--suite", "all"), "Expected an existing checkpoint or export after --model"),
+        (("--model", "none.ckpt", "--suite", "all"), "Expected an existing checkpoint or export as the model"),
         (("--compare", "a.jsonl", "b.jsonl"), "Expected results as JSON lines, got no file 'a.jsonl'"),
     ],
 )
