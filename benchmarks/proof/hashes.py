@@ -26,6 +26,8 @@ STEP_FOLDERS = (
 )
 """Folders whose files enter the hash where the module or the datamodule imports them, beside the method's folder."""
 STEP_FILES = ("callbacks/draws.py", "callbacks/ema.py", "callbacks/queue.py")
+EXPORTS = {"export.py", "programs.py", "transformers_layout.py", "dual_encoder_layout.py"}
+"""Names of files that only write a trained model, and enter no hash."""
 TRAINER = ("precision", "accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm")
 WITHOUT_EFFECT = {"num_workers", "cache_dir", "eval_batch_size", "eval_num_workers", "predict"}
 """Options of a datamodule that change no batch of a training."""
@@ -76,8 +78,17 @@ def step_hashes(config: Mapping[str, Any]) -> dict[str, str]:
     for start in starts:
         if start is not None:
             files |= _imported(start)
-    chosen = [file for file in files if file.startswith((*folders, *STEP_FOLDERS)) or file in STEP_FILES]
-    return {file: code_hash((ROOT / file).read_text(encoding="utf-8")) for file in sorted(chosen)}
+    chosen = [
+        file
+        for file in files
+        if (file.startswith((*folders, *STEP_FOLDERS)) or file in STEP_FILES) and _enters_a_step(file)
+    ]
+    return {file: _hash_of_file(file) for file in sorted(chosen)}
+
+
+@cache
+def _hash_of_file(file: str) -> str:
+    return code_hash((ROOT / file).read_text(encoding="utf-8"))
 
 
 def code_hash(source: str) -> str:
@@ -117,8 +128,8 @@ def changes(line: Mapping[str, Any], words: Sequence[str], accepted: Sequence[Ma
             `before`, `after`, and the reason in `why`. A setting is None where there was none.
     """
     config = resolved_config(words)
-    before = _flat(line["config"])
-    now = _flat(config)
+    before = flat(line["config"])
+    now = flat(config)
     names = sorted(before.keys() | now.keys())
     texts = {name: f"{name}: {before.get(name)!r} -> {now.get(name)!r}" for name in names}
     fine = {
@@ -127,11 +138,15 @@ def changes(line: Mapping[str, Any], words: Sequence[str], accepted: Sequence[Ma
     changed = [texts[name] for name in names if before.get(name) != now.get(name) and texts[name] not in fine]
     hashes = step_hashes(config)
     same = {(entry["file"], entry["before"], entry["after"]) for entry in accepted if "file" in entry}
-    for file in sorted(line["step"].keys() | hashes.keys()):
+    for file in sorted(filter(_enters_a_step, line["step"].keys() | hashes.keys())):
         pair = (line["step"].get(file), hashes.get(file))
         if pair[0] != pair[1] and (file, *pair) not in same:
             changed.append(f"{file}: {pair[0]} -> {pair[1]}")
     return changed
+
+
+def _enters_a_step(file: str) -> bool:
+    return Path(file).name not in EXPORTS
 
 
 def _is_text(node: ast.stmt) -> bool:
@@ -142,13 +157,13 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
+def flat(value: Any, name: str = "") -> dict[str, Any]:
     """Return the leaves of nested settings by their dotted names."""
     if not isinstance(value, Mapping) or not value:
         return {name: value}
     leaves: dict[str, Any] = {}
     for key, inner in value.items():
-        leaves |= _flat(inner, f"{name}.{key}" if name else key)
+        leaves |= flat(inner, f"{name}.{key}" if name else key)
     return leaves
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...common.errors import UserError
 from ...common.ranges import COUNT
+from ...common.tokenizers import saved_tokenizer, with_prefix
 from ..base.example_batch import pair_batch
 from ..base.vocabulary import check_tokenizer
 from ..core.data_sizes import DataSizes
@@ -26,6 +27,7 @@ from ..losses.contrast import check_length
 from ..networks.clip.models import build_new_tower
 from ..networks.clip.new_tower import NewTower
 from ..networks.clip.pair import RANDOM, TextTower, sourced, text_state
+from ..networks.clip.programs import export_text_tower
 from ..networks.clip.weights import below
 from ..networks.published_clip import Tokenizer
 from ..optim.configure import LRSchedulerCallable, OptimizerCallable
@@ -36,6 +38,12 @@ from .tower_export import DESCRIPTION, LAYOUT, write_tower
 from .tower_training import NewTowerLossSettings, TowerTraining
 
 _STUDENT = "student."
+PROGRAMS = {
+    "torch_export": "a folder with text.pt2 for torch.export.load",
+    "onnx": "a folder with text.onnx; needs the extra 'onnx'",
+    "onnx_int8": "the same with int8 weights of matrices, quantized by ONNX Runtime",
+}
+"""Description of each layout that is a program of the tower."""
 
 
 class NewTextModule(TowerTraining):
@@ -224,18 +232,26 @@ class NewTextModule(TowerTraining):
     @classmethod
     def layouts(cls) -> dict[str, str]:
         """Return the description of each layout of an export; the first is the default of `vlightning export`."""
-        return super().layouts() | {LAYOUT: DESCRIPTION}
+        return super().layouts() | {LAYOUT: DESCRIPTION} | PROGRAMS
 
     @classmethod
-    def write_layout(cls, content: Mapping[str, Any], source: str, target: str, layout: str) -> str:
+    def write_layout(
+        cls, content: Mapping[str, Any], source: str, target: str, layout: str, dtype: torch.dtype = torch.float32
+    ) -> str:
         """Write the new tower of a checkpoint."""
         arguments = content["hyper_parameters"]
         new = settings(NewTower, arguments["model"])
         tower: Any = build_new_tower(new, arguments["embed_dim"], None, arguments["max_tokens"])
         load_fitting(tower, below(_STUDENT, content["state_dict"]), source)
         text = _text_of(new)
-        fields = plain({"model": new}) | {"embed_dim": arguments["embed_dim"]}
-        return write_tower(content, source, target, tower, "text", str(text), fields, text.tokenizer or text.name)
+        tokens_of = text.tokenizer or text.name
+        if layout == LAYOUT:
+            fields = plain({"model": new}) | {"embed_dim": arguments["embed_dim"]}
+            return write_tower(content, source, target, tower, "text", str(text), fields, tokens_of)
+        tokenizer, note = saved_tokenizer(content, tokens_of)
+        tokenizer = None if tokenizer is None else with_prefix(tokenizer, text.prefix)
+        export_text_tower(tower.eval(), target, layout, arguments["max_tokens"], dtype, tokenizer)  # type: ignore[arg-type]
+        return f"Wrote {target} with the new text tower in the layout {layout!r}, {note}."
 
 
 def _text_of(model: NewTower) -> TextTower:

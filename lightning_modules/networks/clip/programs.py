@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from open_clip import CLIP, CustomTextCLIP
-from torch import nn
+from torch import Tensor, nn
 
 from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
+from ...core.precision import unit
 from ...core.programs import (
     Format,
     Tower,
@@ -61,15 +62,11 @@ def export_towers(
     _check_size(image, image_size)
     length = model.context_length
     words = model.vocab_size
-    ids, mask = example_texts(length, words, start=words - 2, end=words - 1)  # CLIP's start and end are its highest ids
     encoder = model.text if isinstance(getattr(model, "text", None), EncoderTower) else None
-    pad = 0
-    if encoder is not None:
-        pad = encoder.pad_token_id
-        ids = torch.where(mask.bool(), ids.where(ids != pad, pad + 1), pad)
+    pad = 0 if encoder is None else encoder.pad_token_id
     pair = [
         Tower("image", image, {"image": example_images(image_size)}),
-        Tower("text", text, {"input_ids": ids}),
+        Tower("text", text, {"input_ids": _example_ids(length, words, pad)}),
     ]
     config = {
         "class": type(model).__name__,
@@ -83,6 +80,55 @@ def export_towers(
         tokenizer = clip_tokenizer_json() if words == CLIP_VOCABULARY else None
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
     return write_programs(pair, folder, format, config, padding, dtype)
+
+
+def export_text_tower(
+    tower: EncoderTower,
+    folder: str | Path,
+    format: Format,
+    max_tokens: int,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: str | None = None,
+) -> list[Path]:
+    """Write a text tower alone as a program of unit-length features, as `export_towers` does that of a pair.
+
+    Args:
+        tower: the tower, in eval mode; it is cast to `dtype`.
+        folder: as in `export_towers`.
+        format: one that has a file for each tower: `torch_export`, `onnx` or `onnx_int8`.
+        max_tokens: tokens of each text, to which the tokenizer pads and cuts.
+        dtype: as in `write_programs`.
+        tokenizer: its tokenizer as JSON text; None writes none.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: As in `write_programs`.
+        OSError: If the files cannot be written.
+    """
+    pad = tower.pad_token_id
+    ids = _example_ids(max_tokens, tower.vocab_size, pad)
+    texts = Tower("text", _UnitTexts(tower).requires_grad_(False).eval(), {"input_ids": ids})
+    config = {"class": type(tower).__name__, "context_length": max_tokens, "vocab_size": tower.vocab_size}
+    padding = None if tokenizer is None else padding_tokenizer(tokenizer, max_tokens, pad)
+    return write_programs([texts], folder, format, config, padding, dtype)
+
+
+class _UnitTexts(nn.Module):
+    def __init__(self, tower: EncoderTower) -> None:
+        super().__init__()
+        self.tower = tower
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        features: Tensor = self.tower(input_ids)
+        return unit(features).to(features.dtype)
+
+
+def _example_ids(length: int, vocabulary: int, pad: int) -> Tensor:
+    """Return token ids [6, L] to trace with; the start and the end are the highest ids, as CLIP's."""
+    ids, mask = example_texts(length, vocabulary, start=vocabulary - 2, end=vocabulary - 1)
+    return torch.where(mask.bool(), ids.where(ids != pad, pad + 1), pad)
 
 
 @torch.no_grad()

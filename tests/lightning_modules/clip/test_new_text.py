@@ -5,8 +5,10 @@ import re
 import shutil
 from pathlib import Path
 
+import onnxruntime
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from support.methods.albef import SIZES as ALBEF
 from support.methods.encoders import german, write_german, write_towers
@@ -103,6 +105,33 @@ def test_queries_of_the_new_tower_search_the_index_that_the_model_wrote(files, t
     refused = run("search", files / f"index_{other}", "dunkel", "--model", "german")
     assert refused.status != 0
     assert "space" in refused.sentence
+
+
+@pytest.mark.parametrize("layout", ["torch_export", "onnx", "onnx_int8"])
+def test_the_tower_is_a_program_with_its_tokenizer(trained, layout, tmp_path, monkeypatch):
+    _, checkpoint = trained
+    monkeypatch.chdir(tmp_path)
+    done = run("export", "--layout", layout, checkpoint, "program")
+    assert done.status == 0, done.err
+    ending = "pt2" if layout == "torch_export" else "onnx"
+    assert sorted(path.name for path in Path("program").iterdir()) == [
+        "config.json",
+        f"text.{ending}",
+        "tokenizer.json",
+    ]
+    texts = ["dunkel voll halb", "voll", "halb halb dunkel"]
+    tokenizer = Tokenizer.from_file("program/tokenizer.json")
+    ids = torch.tensor([tokens.ids for tokens in tokenizer.encode_batch(texts)])
+    if layout == "torch_export":
+        features = torch.export.load("program/text.pt2").module()(ids)
+    else:
+        (array,) = onnxruntime.InferenceSession("program/text.onnx").run(None, {"input_ids": ids.numpy()})
+        features = torch.from_numpy(array)
+    expected = load_model(str(checkpoint)).encode_texts(texts)
+    if layout == "onnx_int8":
+        assert (features * expected).sum(1).min() > 0.99
+    else:
+        torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_training_moves_the_new_texts_to_the_old_ones(files, trained, tmp_path, monkeypatch):
