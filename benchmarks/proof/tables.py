@@ -13,7 +13,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -189,6 +189,65 @@ def draw(claim: Claim, lines: Sequence[Line], target: Path) -> None:
     plt.close(figure)
 
 
+def draw_all(results: Sequence[tuple[Claim, Sequence[Line]]], target: Path) -> None:
+    """Draw the first shown metric of each claim's variants at equal FLOPs, a panel a claim; the opponent is grey."""
+    import matplotlib.pyplot as plt
+
+    panels = [panel for claim, lines in results if (panel := at_equal_flops(claim, lines))]
+    heights = [len(panel.values) for panel in panels]
+    figure, axes = plt.subplots(
+        len(panels),
+        1,
+        figsize=(8, 0.8 * len(panels) + 0.32 * sum(heights)),
+        height_ratios=heights,
+        squeeze=False,
+        layout="constrained",
+        facecolor="white",
+    )
+    for axis, panel in zip(axes.flat, panels, strict=True):
+        for row, (name, values) in enumerate(panel.values.items()):
+            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            mean = statistics.mean(values)
+            color = "#999999" if name == panel.claim.opponent else "#4472a8"
+            axis.barh(row, mean, xerr=deviation, color=color, ecolor="#222222", height=0.65, capsize=3)
+            axis.annotate(
+                f"{mean:.1f}", (mean + deviation, row), (5, 0), textcoords="offset points", va="center", fontsize=9
+            )
+        axis.set_yticks(range(len(panel.values)), list(panel.values), fontsize=9)
+        axis.invert_yaxis()
+        axis.margins(x=0.1)
+        axis.set_title(f"{panel.claim.name}: {panel.claim.shown[0]}, {panel.budget}", fontsize=10, loc="left")
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+
+
+class Panel(NamedTuple):
+    """A panel of the figure of all claims.
+
+    Attributes:
+        claim: the claim.
+        budget: name of the budget.
+        values: the metric of each variant's runs.
+    """
+
+    claim: Claim
+    budget: str
+    values: dict[str, list[float]]
+
+
+def at_equal_flops(claim: Claim, lines: Sequence[Line]) -> Panel | None:
+    """Return the metric of each measured variant by seed; None for a claim without such a budget or opponent."""
+    for budget in claim.budgets:
+        if budget.like is None and budget.flops is None:
+            continue
+        runs = {variant.name: measured(claim, lines, variant.name, budget) for variant in claim.variants}
+        values = {name: [line["metrics"][claim.shown[0]] for line in found] for name, found in runs.items() if found}
+        if claim.opponent in values and len(values) > 1:
+            return Panel(claim, budget.name, values)
+    return None
+
+
 def page(text: str, sections: dict[str, str]) -> str:
     """Return the text of a page with the tables of claims between their marks."""
     for name, content in sections.items():
@@ -235,13 +294,16 @@ def accepted_changes() -> list[dict[str, Any]]:
 def main() -> int:
     """Write pages and figures, and print what is out of date; return 1 if something is."""
     sections: dict[str, str] = {}
+    results: list[tuple[Claim, Sequence[Line]]] = []
     changed: list[str] = []
     for file in sorted(RESULTS.glob("*.jsonl")):
         claim = load_claim(file.stem)
         lines = read_lines(file)
         sections[claim.name] = section(claim, lines)
+        results.append((claim, lines))
         draw(claim, lines, IMAGES / f"proof_{claim.name}.png")
         changed += out_of_date(lines, accepted_changes())
+    draw_all(results, IMAGES / "proof.png")
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text(encoding="utf-8")
         if (written := page(text, sections)) != text:

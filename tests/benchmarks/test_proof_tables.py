@@ -5,7 +5,19 @@ from proof.claim import CLAIMS, Budget, Preparation, Run, Variant, filled, load_
 from proof.hashes import ROOT, resolved_config
 from proof.plan import best_rate, planned
 from proof.results import RESULTS, read_lines
-from proof.tables import accepted_changes, factor, interval, out_of_date, page, section, steps_to, sums, table
+from proof.tables import (
+    accepted_changes,
+    at_equal_flops,
+    draw_all,
+    factor,
+    interval,
+    out_of_date,
+    page,
+    section,
+    steps_to,
+    sums,
+    table,
+)
 from proof.training import without_prefix
 
 from support.project.pages import PAGES
@@ -94,6 +106,20 @@ def test_a_budget_like_another_shows_the_runs_of_that_one():
     assert rows[2].startswith("| labels | 50.00 |")
     assert rows[3].startswith("| KD | 22.00 ± 11.00 | -39.00 |")
     assert {run.variant for _, run in planned(claim, lines) if run.budget == "as KD"} == {"labels"}
+
+
+def test_the_figure_of_all_claims_has_what_was_measured_at_equal_flops(tmp_path):
+    claim, lines = load_claim("shre"), read_lines(RESULTS / "shre.jsonl")
+    panel = at_equal_flops(claim, lines)
+    assert list(panel.values) == ["SHRe, MLP", "SHRe, MLP, without KL", "two towers"]
+    wanted = [
+        run["metrics"]["test/recall_mean"] for run in lines if run["variant"] == "two towers" and run["seed"] == 2
+    ]
+    assert panel.values["two towers"][2] == wanted[1]  # after that at equal epochs
+    assert at_equal_flops(claim, [run for run in lines if run["variant"] != "two towers"]) is None
+    assert at_equal_flops(load_claim("towers"), read_lines(RESULTS / "towers.jsonl")) is None
+    draw_all([(claim, lines)], tmp_path / "proof.png")
+    assert (tmp_path / "proof.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_budget_is_one_of_three():
