@@ -139,7 +139,7 @@ def section(claim: Claim, lines: Sequence[Line]) -> str:
     if not lines:
         return f"{claim.statement}\n\nNot measured yet.\n"
     commits = ", ".join(f"`{commit}`" for commit in dict.fromkeys(line["commit"] for line in lines))
-    machines = ", ".join(dict.fromkeys(line["machine"]["processor"] for line in lines))
+    machines = ", ".join(dict.fromkeys(line["machine"].get("gpu") or line["machine"]["processor"] for line in lines))
     paragraphs.append(
         f"Measured on commit {commits} ({machines}). Mean and standard deviation over the seeds; in brackets the 95% "
         "t-interval of the mean of paired differences. FLOPs are counted, forward and backward, with all teachers; "

@@ -9,7 +9,8 @@ the search of all variants is by the matching head alone, over all pairs of 480 
 recall of the contrast stands beside it.
 
 Budget: images of 48 pixels, towers of width 96 from random weights without a queue (the towers of `albef.py`), eight
-epochs at one learning rate. The paper's models are pre-trained on 4 million images and fine-tuned for retrieval.
+epochs at one learning rate. The paper's models are pre-trained on 4 million images and fine-tuned for retrieval. With
+fewer replaced captions only the first, the third and the last variant are trained.
 
 Data: `fashion/{train,validation,test}.parquet` with the columns `image` and `caption`. Of the test, equal titles count
 as matches.
@@ -30,6 +31,13 @@ def replaced(share: int) -> Claim:
     file = f"${{folder}}/{share}.parquet"
     pairs = ("materials.py", "replaced", file, "--pairs", f"{FASHION}/train.parquet", "--share", str(share / 100))
     contrast = "matching, words, contrast"
+    variants = (
+        Variant("matching and words", (*NO_DISTILLATION, RANDOM, "--model.contrast.itc=false"), needs=("pairs",)),
+        Variant(contrast, (*NO_DISTILLATION, RANDOM), needs=("pairs",)),
+        Variant(f"{contrast}, hard negatives", (*NO_DISTILLATION, RAMPED), needs=("pairs",)),
+        Variant("the same, contrast distilled", (NO_DISTILLATION[1], RAMPED, BY_ACCURACY), needs=("pairs",)),
+        Variant("the same, both distilled", (RAMPED, BY_ACCURACY), needs=("pairs",)),
+    )
     return Claim(
         name=f"albef_replaced_{share}" if share != 40 else "albef_replaced",
         statement=f"ALBEF's parts on shop photographs, {share}% of them with the title of another product.",
@@ -39,13 +47,7 @@ def replaced(share: int) -> Claim:
             *("--data.augmentation=crop", "--data.horizontal_flip=false", f"--data.max_tokens={TOKENS}"),
             *("--data.batch_size=64", "--data.num_workers=0", *ALBEF, NO_QUEUE, f"--model.rerank.k={CANDIDATES}"),
         ),
-        variants=(
-            Variant("matching and words", (*NO_DISTILLATION, RANDOM, "--model.contrast.itc=false"), needs=("pairs",)),
-            Variant(contrast, (*NO_DISTILLATION, RANDOM), needs=("pairs",)),
-            Variant(f"{contrast}, hard negatives", (*NO_DISTILLATION, RAMPED), needs=("pairs",)),
-            Variant("the same, contrast distilled", (NO_DISTILLATION[1], RAMPED, BY_ACCURACY), needs=("pairs",)),
-            Variant("the same, both distilled", (RAMPED, BY_ACCURACY), needs=("pairs",)),
-        ),
+        variants=variants if share == 40 else (variants[0], variants[2], variants[4]),
         budgets=(Budget("equal epochs", epochs=EPOCHS),),
         metric="val/recall_mean",
         learning_rates=(1e-3,),
