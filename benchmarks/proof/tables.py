@@ -237,12 +237,14 @@ class Panel(NamedTuple):
 
 
 def at_equal_flops(claim: Claim, lines: Sequence[Line]) -> Panel | None:
-    """Return the metric of each measured variant by seed; None for a claim without such a budget or opponent."""
+    """Return the metric of the variants with three seeds; None for a claim without such a budget or opponent."""
     for budget in claim.budgets:
         if budget.like is None and budget.flops is None:
             continue
         runs = {variant.name: measured(claim, lines, variant.name, budget) for variant in claim.variants}
-        values = {name: [line["metrics"][claim.shown[0]] for line in found] for name, found in runs.items() if found}
+        values = {
+            name: [line["metrics"][claim.shown[0]] for line in found] for name, found in runs.items() if len(found) > 2
+        }
         if claim.opponent in values and len(values) > 1:
             return Panel(claim, budget.name, values)
     return None
