@@ -206,7 +206,7 @@ def draw_all(results: Sequence[tuple[Claim, Sequence[Line]]], target: Path) -> N
     )
     for axis, panel in zip(axes.flat, panels, strict=True):
         for row, (name, values) in enumerate(panel.values.items()):
-            deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+            deviation = statistics.stdev(values)
             mean = statistics.mean(values)
             color = "#999999" if name == panel.claim.opponent else "#4472a8"
             axis.barh(row, mean, xerr=deviation, color=color, ecolor="#222222", height=0.65, capsize=3)

@@ -86,7 +86,7 @@ def export_encoders(
         if tokenizer is not None and layout == "immich":  # which adds none
             tokenizer = with_prefix(tokenizer, prefix)
     padding = None if tokenizer is None else padding_tokenizer(tokenizer, length, pad)
-    write_programs(towers, target, layout, config, padding, dtype)  # type: ignore[arg-type]
+    write_programs(towers, target, layout, config, padding, dtype)
     return f"Wrote {target} with the encoders of {cls.__name__} in the layout {layout!r}, {note}; {described(record)}."
 
 

@@ -250,7 +250,7 @@ class NewTextModule(TowerTraining):
             return write_tower(content, source, target, tower, "text", str(text), fields, tokens_of)
         tokenizer, note = saved_tokenizer(content, tokens_of)
         tokenizer = None if tokenizer is None else with_prefix(tokenizer, text.prefix)
-        export_text_tower(tower.eval(), target, layout, arguments["max_tokens"], dtype, tokenizer)  # type: ignore[arg-type]
+        export_text_tower(tower.eval(), target, layout, arguments["max_tokens"], dtype, tokenizer)
         return f"Wrote {target} with the new text tower in the layout {layout!r}, {note}."
 
 

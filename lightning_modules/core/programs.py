@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,6 @@ from ...common.files import check_free, replacing, writing
 from ...common.messages import say
 from . import converters, immich
 
-Format = Literal["torch_export", "onnx", "onnx_int8", "immich", "coreml", "executorch"]
 _FILES = {
     "torch_export": {"image": "image.pt2", "text": "text.pt2"},
     "onnx": {"image": "image.onnx", "text": "text.onnx"},
@@ -71,7 +70,7 @@ class Tower(NamedTuple):
 def write_programs(
     towers: Sequence[Tower],
     folder: str | Path,
-    format: Format,
+    format: str,
     config: Mapping[str, Any],
     tokenizer: Tokenizer | None = None,
     dtype: torch.dtype = torch.float32,

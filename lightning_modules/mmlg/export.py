@@ -50,7 +50,7 @@ def export(
         plain.load_state_dict(as_clip(student).state_dict())
         size = student.sizes.image_size
         options: Any = {"preprocessing": record, "dtype": dtype}
-        export_towers(plain.eval(), target, layout, size, **options)  # type: ignore[arg-type]
+        export_towers(plain.eval(), target, layout, size, **options)
         return f"Wrote {target} with the towers in the layout {layout!r}; {described(record)}."
     if layout == "transformers":
         save_transformers(as_clip(student), Preprocessing.from_dict(record, source), target)

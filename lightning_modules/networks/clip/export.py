@@ -79,7 +79,7 @@ def export_network(
     else:
         size = size or model_config(name)["vision_cfg"]["image_size"]
         options: Any = {"preprocessing": record, "tokenizer": tokenizer, "dtype": dtype}
-        export_towers(network, target, layout, size, **options)  # type: ignore[arg-type]
+        export_towers(network, target, layout, size, **options)
     assumed = recorded_preprocessing(content) is None
     unsure = " (by the arguments of its module, since no datamodule of this package has evaluated it)" * assumed
     without = f" {note}" if note and tokenizer is None else ""

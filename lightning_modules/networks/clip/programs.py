@@ -12,7 +12,6 @@ from ....common.clip_vocabulary import CLIP_VOCABULARY, clip_tokenizer_json
 from ....common.errors import UserError
 from ...core.precision import unit
 from ...core.programs import (
-    Format,
     Tower,
     example_images,
     example_texts,
@@ -26,7 +25,7 @@ from .towers import towers
 def export_towers(
     model: CLIP | CustomTextCLIP,
     folder: str | Path,
-    format: Format,
+    format: str,
     image_size: int,
     fused: bool = True,
     normalize: bool = True,
@@ -85,7 +84,7 @@ def export_towers(
 def export_text_tower(
     tower: EncoderTower,
     folder: str | Path,
-    format: Format,
+    format: str,
     max_tokens: int,
     dtype: torch.dtype = torch.float32,
     tokenizer: str | None = None,
