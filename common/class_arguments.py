@@ -123,7 +123,9 @@ def find_class(name: str, bases: tuple[type, ...]) -> type | str:
 
 
 def written_as(hint: Any, value: Any, is_class: bool) -> str:
-    """Return what YAML holds for an argument: a `section`, a `class`, a `group` of settings, or a `plain` value.
+    """Return what YAML holds for an argument.
+
+    That is a `section`, a `class`, a `group` of settings, the `fields` of one of several groups, or a `plain` value.
 
     Args:
         hint: The argument's type; a dict of types for a section.
@@ -136,6 +138,9 @@ def written_as(hint: Any, value: Any, is_class: bool) -> str:
     by_keys = isinstance(value, dict) and ("class_path" in value or "init_args" in value or is_class)
     if settings_group(hint) is not None and not isinstance(value, str | None) and not by_keys:
         return "group"
+    groups = [base for base in bases if is_dataclass(base)]
+    if len(groups) > 1 and len(groups) == len(bases) and isinstance(value, dict) and not by_keys:
+        return "fields"
     # A dataclass is written as its fields, never by its name.
     by_name = isinstance(value, str) and str not in members(hint) and not all(map(is_dataclass, bases))
     return "class" if bases and (by_keys or by_name) else "plain"

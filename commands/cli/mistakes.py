@@ -92,6 +92,7 @@ class GivenValues:
     def __init__(self, options: dict[str, Any]) -> None:
         self.source = Source("", {})
         self.classes: dict[str, type] = {}
+        self.fields: dict[str, dict[str, str]] = {}  # of values with several kinds of fields: origins by name
         self.options = options
 
     def check_all(self, typed: Typed) -> None:
@@ -124,6 +125,8 @@ class GivenValues:
             return
         origin_phrase = self.source.phrase
         form = class_arguments.written_as(hint, value, key in (*_CLASSES, *self.classes))
+        if form != "fields":
+            self.fields.pop(key, None)
         if form == "plain":
             if hint is not None and (problem := class_arguments.expected(hint, value)):
                 expected, remedy = problem
@@ -139,6 +142,10 @@ class GivenValues:
             group = class_arguments.settings_group(hint) or object
             valid = parameters(group)
             owner = group.__name__
+        elif form == "fields":
+            group = self.kind_of_fields(key, class_bases(hint), value)
+            valid = parameters(group)
+            owner = group.__name__
         else:
             valid = hint
         if not isinstance(value, dict):
@@ -147,6 +154,29 @@ class GivenValues:
             if name not in valid:
                 raise self.unknown(str(name), f"{key}." if key else "", list(valid), owner)
             self.check(f"{key}.{name}" if key else name, valid[name], inner, owner)
+
+    def kind_of_fields(self, key: str, kinds: tuple[type, ...], value: dict[str, Any]) -> type:
+        """Return the first of several kinds of fields that has all those which this source and earlier ones gave.
+
+        An option of another kind replaces earlier fields, and a file does not.
+        """
+        known = list(dict.fromkeys(name for kind in kinds for name in parameters(kind)))
+        if unknown := next((name for name in value if name not in known), None):
+            raise self.unknown(str(unknown), f"{key}.", known)
+        given = dict.fromkeys(value, self.source.origin)
+        both = self.fields.get(key, {}) | given
+        for origins in (both, given) if self.source.kind == "option" else (both,):
+            if fitting := [kind for kind in kinds if origins.keys() <= parameters(kind).keys()]:
+                self.fields[key] = origins
+                return fitting[0]
+        last = next(reversed(value))
+        apart = (name for name in both if not any({name, last} <= parameters(kind).keys() for kind in kinds))
+        other = next(apart, next(iter(both)))
+        raise UserError(
+            f"Expected fields of one kind for {key}, got {other!r} from {both[other]} and {last!r} from "
+            f"{both[last]}, which exclude each other: leave one of them out, or give the second by options, which "
+            "replace the first."
+        )
 
     def instance(self, key: str, bases: tuple[type, ...], value: Any) -> tuple[type, dict[str, Any]]:
         """Return the class and the arguments that a value names: a name, or `{class_path: ..., init_args: {...}}`."""

@@ -127,3 +127,30 @@ def test_two_configs_of_different_methods_are_one_sentence():
     assert ran.status == 2
     assert re.search(r"got CoCoRDModule from .*cocord/.*\.yaml and ALBEFModule from .*albef/.*\.yaml, ", ran.sentence)
     assert "groups 'optim' have different fields" in ran.sentence
+
+
+TWO_KINDS = {
+    "two files": (
+        "--config shape.yaml --config pair.yaml",
+        ["'image_tower' from shape.yaml", "'text' from pair.yaml", "exclude each other"],
+    ),
+    "one option": ("--model.model={'name':'a','image_tower':'b'}", ["'name'", "'image_tower'", "exclude each other"]),
+    "typo in a field": ("--model.model={'image_towr':'x'}", ["'image_tower'"]),
+    "value of a field": ("--config shape.yaml --model.model.layers=x", ["layers of ModelShape", "a whole number"]),
+    # An option replaces the fields of another kind, so that the number of epochs is the first mistake.
+    "replaced": (
+        "--config shape.yaml --model.model.image.name=resnet18 --trainer.max_epochs=x",
+        ["a whole number or null for trainer.max_epochs"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("typed", "expected"), TWO_KINDS.values(), ids=TWO_KINDS)
+def test_fields_of_two_kinds_of_model_end_in_one_sentence(typed: str, expected: list[str]):
+    head = "model: {class_path: CLIPModule, init_args: {model: {"
+    Path("shape.yaml").write_text(head + "image_tower: fastvit_mci_tiny, layers: 3}}}")
+    Path("pair.yaml").write_text(head + "image: {name: resnet18}, text: {name: bert}}}}")
+    ran = run("fit", "--model=CLIPModule", "--data=ImageTextDataModule", "--data.train=pairs.csv", *typed.split())
+    assert ran.status == 2
+    for part in expected:
+        assert part in ran.sentence
