@@ -91,11 +91,12 @@ def test_two_processes_train_it_as_one_does(written):
             # AdamW would turn the rounding of gradients near zero into whole steps.
             *("--model.optimizer=SGD", "--model.optimizer.lr=0.1"),
             *options,
-            "--trainer.enable_progress_bar=false",
+            "--trainer.callbacks+=TQDMProgressBar",  # the only bar that is shown without a terminal
         ]
         words += ["--trainer.logger=CSVLogger", f"--trainer.logger.save_dir={folder / name}"]
         done = run_script(["-m", "vlightning.cli", *map(str, words)], cwd=folder / "src")
         assert done.returncode == 0, done.stderr
+        assert "train/loss=" in done.stdout + done.stderr  # of the progress bar
         (checkpoint,) = (folder / name).rglob("last.ckpt")
         if checkpoint.is_dir():
             consolidate_checkpoint(checkpoint, folder / "whole.ckpt")
