@@ -9,8 +9,8 @@ at 96 pixels, which is what a user would take. Such towers, trained on the same 
 has the same image network and CLIP's tokens, and SHRe's is the network of ImageNet itself.
 
 Budget: the FLOPs of 30 epochs of ALBEF's small recipe, with the teachers that run in a step. What a method needs before
-(a teacher, its embeddings of four weak crops of each image, a learngene of twice the layers) is spent once, and stands
-apart.
+(a teacher, its embeddings of ten strong augmentations of each image, a learngene of twice the layers) is spent once, and
+stands apart. All others see weak crops, each time new ones.
 
 Data: `emoji/{twitter,google}.parquet` with the columns `image` and `caption`.
 """
@@ -22,7 +22,7 @@ from proof.claim import Budget, Claim, Preparation, Variant
 from proof.claims.albef import DEPTH, EMBED, HEADS, PATCH, SIZE, SMALL, TOKENS, TRAIN, VALIDATION, WIDTH
 
 TEACHER_SIZE, BATCH = 96, 64
-TEACHER_EPOCHS, EXTRACTION_EPOCHS, AUXILIARY_DEPTH, VIEWS = 6, 60, 2 * DEPTH, 4
+TEACHER_EPOCHS, EXTRACTION_EPOCHS, AUXILIARY_DEPTH, VIEWS = 6, 60, 2 * DEPTH, 10
 IMAGENET_MEAN, IMAGENET_STD = "[0.485,0.456,0.406]", "[0.229,0.224,0.225]"
 LITE0 = "tf_efficientnet_lite0"
 CLIP_NORMALIZATION = (
@@ -141,8 +141,8 @@ def comparison(name: str, pairs: Pairs, flops: float) -> Claim:
                 *("predict", "--model=ReinforcementModule"),
                 f'--model.teachers=[{{"weights": "${{{teacher.name}_checkpoint}}"}}]',
                 *("--data=ReinforcementDataModule", f"--data.pairs={pairs.train}", "--data.folder=${folder}/shards"),
-                *(f"--data.image_size={TEACHER_SIZE}", f"--data.augmentations={VIEWS}", "--data.crop_scale=[0.9,1.0]"),
-                *("--data.num_ops=0", "--data.batch_size=16", "--data.num_workers=0", *QUIET),
+                *(f"--data.image_size={TEACHER_SIZE}", f"--data.augmentations={VIEWS}", "--data.crop_scale=[0.4,1.0]"),
+                *("--data.batch_size=16", "--data.num_workers=0", *QUIET),
                 "--data.synthetic_column=caption",  # which the student does not read
             ),
         ),
