@@ -9,10 +9,9 @@ from PIL import Image
 from safetensors.torch import save_file
 from torch.utils.tensorboard import SummaryWriter
 
-from support.project.pages import PAGES, ROOT
+from support.project.pages import ROOT
 
 QUICKSTARTS = runpy.run_path(str(ROOT / "docs/figures/quickstarts.py"))
-COMPARISON = runpy.run_path(str(ROOT / "docs/figures/comparison.py"))
 
 
 def events(folder: Path, tag: str, points: dict[int, float]) -> None:
@@ -50,9 +49,7 @@ def test_the_figures_are_drawn(runs: Path):
     drawn = {"draw_curves": found, "draw_coefficients": found}
     for name, data in drawn.items():
         QUICKSTARTS[name](data, runs / f"{name}.png")
-    for name in ("draw", "draw_cost"):
-        COMPARISON[name](COMPARISON["read"](), runs / f"{name}.png")
-    for name in (*drawn, "draw", "draw_cost"):
+    for name in drawn:
         with Image.open(runs / f"{name}.png") as image:
             assert image.width > 600
             assert len(image.convert("RGB").resize((64, 64)).getcolors(4096)) > 10
@@ -67,17 +64,3 @@ def test_what_is_shown_of_the_quickstarts_is_complete():
         assert percent["steps"][-1] == pytest.approx(loss["steps"][-1], abs=10)
         assert 30 < percent["values"][-1] < 100
     assert sum(loss["stopped"] is not None for (_, tag), loss in found.items() if tag == "train/loss") == 3  # README
-
-
-def test_the_prices_in_the_figure_are_those_of_the_table():
-    table = PAGES["docs/results.md"].partition("<!-- cost -->\n")[2].partition("<!-- end of cost -->")[0]
-    rows = {cells[1].strip(): cells for cells in (line.split("|") for line in table.splitlines()[2:])}
-    for name, (method, prefix) in COMPARISON["ROWS"].items():
-        trained = COMPARISON["runs"](COMPARISON["read"](), "equal samples", method)
-        prices = [COMPARISON["prices"](run, prefix) for run in trained]
-        cells = rows[name]
-        assert f"{prices[0]['parameters']:.0f}" == cells[2].strip()
-        assert sorted(price["training"] for price in prices)[1] == pytest.approx(34560 / float(cells[6]), rel=0.01)
-        image, _, rerank = cells[4].replace(" for 32 candidates", "").partition(", and ")
-        latency = float(image) + float(rerank or 0) + float(cells[5])
-        assert sorted(price["latency"] for price in prices)[1] == pytest.approx(latency, rel=0.05)
