@@ -138,8 +138,8 @@ def written_as(hint: Any, value: Any, is_class: bool) -> str:
     by_keys = isinstance(value, dict) and ("class_path" in value or "init_args" in value or is_class)
     if settings_group(hint) is not None and not isinstance(value, str | None) and not by_keys:
         return "group"
-    groups = [base for base in bases if is_dataclass(base)]
-    if len(groups) > 1 and len(groups) == len(bases) and isinstance(value, dict) and not by_keys:
+    mappings = [member for member in members(hint) if member not in (str, type(None))]
+    if len(mappings) > 1 and all(map(is_dataclass, mappings)) and isinstance(value, dict) and not by_keys:
         return "fields"
     # A dataclass is written as its fields, never by its name.
     by_name = isinstance(value, str) and str not in members(hint) and not all(map(is_dataclass, bases))
