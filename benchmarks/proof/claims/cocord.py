@@ -12,7 +12,7 @@ its accuracy has to be clearly above that of the labels' student. First equally 
 CoCoRD with its teacher. Heads have a quarter of the paper's width, so that their share of a step is that of the paper's
 larger networks and images. CRD draws 1,638 negatives, the same share of the images as in its benchmark.
 
-What was made smaller, for four hours of CPU: a tenth of the training images, 12 epochs in place of 240, one pair of
+What was made smaller, for three hours of CPU: a tenth of the training images, 12 epochs in place of 240, one pair of
 networks, only labels and KD at equal FLOPs, and two learning rates, searched at equal epochs for CoCoRD, labels and KD:
 CoCoRD + KD has the rate of CoCoRD, and CRD with and without KD that of KD.
 
