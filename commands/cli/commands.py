@@ -1,7 +1,10 @@
 """Start of the commands that need torch: those of LightningCLI, and those beside, such as `vlightning export`."""
 
+import atexit
 import sys
 from importlib import import_module
+
+import torch.distributed as dist
 
 from ... import callbacks, lightning_modules
 from ...common.messages import short_warnings, silence_noise
@@ -21,6 +24,16 @@ COMMANDS = {
     "evaluate": "evaluate",
     "demo": "demo",
 }
+
+
+@atexit.register
+def end_process_groups() -> None:
+    """End torch's process groups while Python still runs: with one left, a process that has done its work may abort.
+
+    Lightning (2.6.6) does so for NCCL alone. torchrun and SLURM take the abort (SIGABRT, pytorch#190489) for a failure.
+    """
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def run(args: list[str] | None, words: list[str]) -> None:

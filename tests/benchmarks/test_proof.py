@@ -50,6 +50,7 @@ def by_key(lines):
     return {key_of(line): line for line in lines}
 
 
+@pytest.mark.slow
 def test_each_run_of_a_claim_has_one_line(lines):
     expected = {("teacher", "", None, 0)}
     expected |= {(name, "equal FLOPs", 0.05, seed) for name in ("labels", "KD") for seed in (0, 1)}

@@ -216,6 +216,7 @@ def test_the_pages_have_the_tables_of_the_files():
         assert page(text, sections) == text, f"{name}: run benchmarks/proof/tables.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_is_published_was_measured_with_the_present_step(file):
     assert ROOT in file.parents

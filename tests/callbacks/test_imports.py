@@ -31,6 +31,7 @@ def loaded_by(names):
     return found.stdout.split()
 
 
+@pytest.mark.slow
 def test_a_callback_does_not_import_libraries_of_other_callbacks():
     light = "EMACallback, QueueCallback, OnlineLinearProbe, SkipNonFiniteSteps, StepSeedCallback, StopOnSignal"
     others = "FinalExport, AtomicCheckpointIO, ShardedStrategy, OwnClassification, ZeroShotClassification"

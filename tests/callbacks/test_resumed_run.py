@@ -32,6 +32,7 @@ def last_step(run_folder: Path) -> int:
     return torch.load(run_folder / "checkpoints/last.ckpt", weights_only=True)["global_step"]
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_stays_ended_until_its_patience_is_larger(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     assert fit("--trainer.max_epochs=5", patience=1).status == 0

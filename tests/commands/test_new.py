@@ -46,6 +46,7 @@ def test_what_is_written_is_named(written):
     assert 'two_means = "two_means.module:TwoMeansModule"' in (folder / "pyproject.toml").read_text()
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_found_from_the_folder_above_which_has_a_folder_of_its_name(written, tmp_path):
     folder, _ = written
     code = "from setuptools.build_meta import build_editable; build_editable({!r})".format(str(tmp_path / "built"))

@@ -169,6 +169,7 @@ def test_a_class_of_the_same_name_as_the_typed_one_is_not_imported():
     assert nothing_ran()
 
 
+@pytest.mark.slow
 def test_typed_names_are_allowed_and_replace_foreign_ones():
     """Both solutions that the message names."""
     named = checkpoint("data", "eval_transform", call("gadget.Gadget"))
@@ -315,6 +316,7 @@ FILES = ("gadget.yaml", "./gadget.yaml", "gadget.Gadget", "test.parquet", "os.sy
 FOREIGN = (call("gadget.Gadget"), call("os.system", command=TOUCH), {"class_path": "gadget.yaml"})
 
 
+@pytest.mark.slow
 def test_each_place_of_all_public_constructors_refuses_files_and_classes_unless_its_type_is_text():
     """Files of settings and foreign classes at every place, by the type of the place."""
     counts = {"text": 0, "code": 0, "other": 0}

@@ -236,6 +236,7 @@ def fitted(module, source, way, **options):
     return trainer, recorder, data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.fault(
     "1% of samples truncated, mislabeled, bombs or empty",

@@ -32,6 +32,7 @@ def test_every_tutorial_is_tried():
     assert set(SIZES) == {path.stem for path in (ROOT / "docs/tutorials").glob("*.py")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIZES)
 def test_the_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def test_torchrun_starts_the_processes_again_and_the_job_goes_on(tmp_path: Path,
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     assert_went_on(tmp_path, said, whole)
+    assert set(re.findall("Process group at the end: .*", said)) == {"Process group at the end: False"}
 
 
 @pytest.fixture(scope="module")

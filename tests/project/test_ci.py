@@ -39,3 +39,11 @@ def test_a_python_that_is_missing_is_reported_in_one_line():
     ran = subprocess.run(["bash", "-euo", "pipefail", "-c", loop], env=environment, capture_output=True, text=True)
     assert ran.returncode == 0
     assert ran.stdout == "Other Pythons: python3.99 is not installed, left out\n"
+
+
+def test_every_test_is_in_the_command_of_the_readme_or_in_the_slow_section():
+    command = subprocess.run([ROOT / ".ci/run", "--show"], capture_output=True, text=True, check=True).stdout
+    assert '-m "not slow"' in command
+    assert re.search(r"^  pytest .*-m slow < /dev/null$", SCRIPT, re.M)
+    job = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["slow"]
+    assert re.search(r"pytest .*-m slow$", job["steps"][-1]["run"])

@@ -155,6 +155,7 @@ def collect(trainer):
     return kept.kept, figures.history
 
 
+@pytest.mark.slow
 def test_sharded_processes_have_full_values_and_rank_0_draws(tmp_path):
     options = {"max_epochs": 2, "limit_val_batches": 1, "logger": TensorBoardLogger(tmp_path, name="", version="")}
     callbacks = [LearngeneFigures(every_n_steps=1), Kept()]

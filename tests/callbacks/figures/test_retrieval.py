@@ -67,6 +67,7 @@ def _steps(folder, tag):
     return [image.step for image in events.Images(tag)] if tag in events.Tags()["images"] else []
 
 
+@pytest.mark.slow
 def test_tensorboard_has_every_curve_and_both_figures(tmp_path):
     callbacks = [RetrievalFigures(queries=3), WordMapFigures(images=2)]
     trainer = _trainer(tmp_path, callbacks)
@@ -404,6 +405,7 @@ def _what_was_done(trainer):
     return {"asked": trainer.lightning_module.asked, "opened": len(trainer.datamodule.opened)}
 
 
+@pytest.mark.slow
 def test_both_processes_compute_and_rank_0_draws(tmp_path):
     options = {
         "callbacks": [RetrievalFigures(), WordMapFigures()],

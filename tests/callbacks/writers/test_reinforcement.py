@@ -222,6 +222,7 @@ def test_other_settings_are_refused(pairs, tmp_path):
     assert manifest(tmp_path / "out")["complete"] is True
 
 
+@pytest.mark.slow
 def test_other_software_versions_warn(pairs, tmp_path):
     predict(pairs, tmp_path / "out")
     said = manifest(tmp_path / "out")

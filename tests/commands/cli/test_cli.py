@@ -248,6 +248,7 @@ def test_help_and_version_from_the_file_and_the_module(command: list[str]):
         assert (len(done.stdout.splitlines()), done.stderr) == (1, "") or option == "--help"
 
 
+@pytest.mark.slow
 def test_a_started_interpreter_prints_one_sentence_and_the_exit_status_reaches_the_shell():
     done = start(str(ROOT / "cli.py"), "fit", "--trainer.max_epoch", "3")
     assert (done.returncode, done.stdout) == (2, "")

@@ -65,6 +65,7 @@ def test_a_sentence_from_a_loader_worker_is_shown_and_a_defect_is_not(way: str, 
     assert found is None if beginning is None else found.startswith(beginning)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_does_not_fit_says_what_differs():
     class Net(nn.Module):
         def __init__(self, width: int, extra: bool) -> None:

@@ -74,6 +74,7 @@ def numbers(file):
     return {f"{result.key} {name}": value for result in results for name, value in result.metrics.items()}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_evaluated_on_all_sets_to_tables_and_a_chart(whole):
     out, printed = whole
     results = read_results(out)

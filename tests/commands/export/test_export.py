@@ -147,6 +147,7 @@ def test_module_runs_as_a_command_and_describes_itself():
     assert f"--layout {{{layouts}}}" in done.stdout
 
 
+@pytest.mark.slow
 def test_every_command_that_takes_a_checkpoint_takes_the_folder_of_its_run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = trained.parent.parent

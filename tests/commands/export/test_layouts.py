@@ -128,6 +128,7 @@ def test_torchvision_and_timm_read_cocords_student(name, create, tmp_path):
     torch.testing.assert_close(model.eval()(pixels), module(pixels), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmlg", "clip", "mobileclip"])
 @torch.no_grad()
 def test_onnx_runtime_reads_towers_with_int8_weights(name, tmp_path, monkeypatch):
@@ -185,6 +186,7 @@ def test_torch_exports_a_classifier_as_the_page_says(name, tmp_path, monkeypatch
     torch.testing.assert_close(onnx_output("classifier.onnx", images), module(images), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["torch_export", "onnx", "onnx_int8"])
 @pytest.mark.parametrize("name", ["albef", "shre"])
 @torch.no_grad()

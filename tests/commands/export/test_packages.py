@@ -74,6 +74,7 @@ def as_immich_does(folder, pil_image, text):
     return torch.from_numpy(found[0]), torch.from_numpy(words[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "albef"])
 @torch.no_grad()
 def test_immich_reads_a_model_whose_embeddings_are_filled_up_to_a_dimension_that_it_knows(name, tmp_path):
@@ -91,6 +92,7 @@ def test_immich_reads_a_model_whose_embeddings_are_filled_up_to_a_dimension_that
         assert cosine_similarity(found[None, : seen.shape[-1]], seen) > 0.999  # Pillow's resize of another size first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float16", "bfloat16"])
 @torch.no_grad()
 def test_the_error_of_half_precision_is_printed_and_is_that_of_the_written_weights(kind, tmp_path):
@@ -134,6 +136,7 @@ def test_half_precisions_that_a_layout_has_not_are_refused(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.slow
 def test_an_environment_that_cannot_be_made_is_one_sentence(tmp_path, monkeypatch):
     trained("clip", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -52,6 +52,7 @@ def test_a_step_takes_the_counted_bytes(name, tmp_path):
     print(name, found, held)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mmlg", "mobileclip", "shre"])
 def test_a_plan_in_slices_is_that_of_a_batch_of_many(name, tmp_path):
     """A batch of one slice has no gradients to add to: with it among the three, a plan of many is far too low."""

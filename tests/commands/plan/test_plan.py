@@ -41,6 +41,7 @@ def clean(cells):
     return [cell.rstrip("%") for cell in cells if cell]
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_shipped_config_is_that_of_the_document():
     words = ("--devices", "64", "--batch", "65536", "--precision", "32-true", "--steps", "100")
     ran = run("plan", "--config", ROOT / "configs/shre/distill.yaml", *words)
@@ -69,6 +70,7 @@ def test_the_plan_of_a_shipped_config_is_that_of_the_document():
     assert f"{100 * seconds / 3600:.2f} hours" in ran.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", [False, True])
 def test_the_plan_of_a_fine_tuned_clip_has_the_sizes_of_the_published_model(adapters):
     files = ["finetune", "lora"] if adapters else ["finetune"]
@@ -176,6 +178,7 @@ def bytes_of_recipe(files, counted):
     return counted[same]
 
 
+@pytest.mark.slow
 def test_a_plan_of_what_does_not_fit_ends_with_the_setting_with_which_it_fits():
     words = [
         f"--config={ROOT}/configs/mmlg/quickstart.yaml",
@@ -222,6 +225,7 @@ REINFORCE = (
 )
 
 
+@pytest.mark.slow
 def test_the_plan_of_a_reinforcement_has_memory_speed_hours_and_disk():
     ran = run("plan", *REINFORCE, "--model.captioner.length=12", "--gpu=a10", "--devices=3")
     assert ran.status == 0, ran.err

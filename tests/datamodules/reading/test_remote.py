@@ -324,6 +324,7 @@ def test_ranges_are_those_of_the_content():
         assert file.seek(-5, io.SEEK_END) == plain.seek(-5, io.SEEK_END)
 
 
+@pytest.mark.slow
 def test_pairs_on_a_server_of_s3_that_throttles_fails_and_cuts_off(files, module, tmp_path, monkeypatch):
     with s3_server(monkeypatch) as app:
         for kind, streaming in (("tar", False), ("tar", True), ("parquet", True), ("jsonl", False)):
@@ -342,6 +343,7 @@ def test_pairs_on_a_server_of_s3_that_throttles_fails_and_cuts_off(files, module
             batches(module, "s3://pairs/tar/*.tar", "later", tmp_path, read_retries=1)
 
 
+@pytest.mark.slow
 def test_weighted_sources_on_a_server_of_s3_go_on_with_any_number_of_processes(files, module, tmp_path, monkeypatch):
     with s3_server(monkeypatch) as app:
         sources = []

@@ -38,6 +38,7 @@ TOKENS = {"copy: lightning_modules/evaluation/reranking.py append": 1}
 METHODS = ("albef", "cocord", "mmlg", "mobileclip", "shre")
 
 
+@pytest.mark.slow
 def test_a_step_of_any_method_asks_the_device_only_whether_it_is_finite(asked):
     steps = asked["steps"]
     assert len(steps) == 15

@@ -35,6 +35,7 @@ def test_a_strategy_is_added_to_any_recipe(name):
 PARTS = [path for path in sorted((ROOT / "configs").rglob("*.yaml")) if "needs" in yaml.safe_load(path.read_text())]
 
 
+@pytest.mark.slow
 def test_a_part_of_a_recipe_is_refused_alone_with_the_right_command():
     assert len(PARTS) >= 35
     for path in PARTS:

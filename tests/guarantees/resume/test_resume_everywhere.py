@@ -99,6 +99,7 @@ def test_a_run_resumes_exactly_from_every_checkpoint(tmp_path, method, options):
         assert same(end, state), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"val_check_interval": 2}, {"min_epochs": 3}], ids=str)
 def test_a_run_that_ends_early_ends_alike_from_every_checkpoint(tmp_path, options):
     def stop():

@@ -237,6 +237,7 @@ def ranks(folder, file):
     return [Ranks(*found) for found in run_distributed(on_rank, str(folder), str(file.path))]
 
 
+@pytest.mark.slow
 def test_every_method_gathers_what_it_needs(ranks):
     with torch.no_grad():
         expected = answers(albef().eval())

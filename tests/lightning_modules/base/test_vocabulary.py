@@ -77,6 +77,7 @@ def pairs(tmp_path, monkeypatch):
     Path("my_data.yaml").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_the_command_line_shrinks_tiny_to_its_tokenizer_and_resumes(pairs):
     # The recipe has no head for words, which is shrunk too where there is one.
     small = ["--model.mlm=true", *(f"--model.{name}={value}" for name, value in SMALL.items())]

@@ -47,6 +47,7 @@ def fit(files, *words):
     return run("fit", *given, f"--model.weights={files}/model", *data, *small, *words)
 
 
+@pytest.mark.slow
 def test_one_command_beats_the_starting_point_and_the_result_is_exported_and_evaluated(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     rate = "--model.optim.learning_rate=1e-2"

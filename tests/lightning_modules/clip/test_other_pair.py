@@ -143,6 +143,7 @@ def test_the_old_index_is_searched_and_evaluated(files, image_run, text_run, sid
         assert new == pytest.approx(float(r1), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["image", "text"])
 def test_every_export_has_the_features_of_the_checkpoint(files, image_run, text_run, side, tmp_path, monkeypatch):
     folder, _ = files

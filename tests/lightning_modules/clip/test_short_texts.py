@@ -142,6 +142,7 @@ def weights_of(folder):
     return AtomicCheckpointIO().load_checkpoint(checkpoint)["state_dict"], checkpoint
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_on_both_texts_and_resumes_exactly(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     both = (f"--data.train={files}/pairs.csv", "--data.short_texts=sentence", "--model.optim.learning_rate=1e-3")

@@ -130,6 +130,7 @@ def test_without_a_saved_tokenizer_exports_have_that_of_the_tower(files, trained
     torch.testing.assert_close(embeddings(load_model("python"), texts, image), expected)
 
 
+@pytest.mark.slow
 def test_a_moved_folder_of_open_clip_loads(files, trained, exports, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(exports / "open_clip", "second")

@@ -39,6 +39,7 @@ def features(module, size, length):
         return batch, module.encode_images(batch["image"])[0], module.encode_texts(batch["input_ids"], None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["torch_export", "onnx"])
 def test_programs_compute_the_features_of_the_average(tmp_path, layout, capsys):
     module, checkpoint = trained(tmp_path, add_tiny_clip(), SIZE, LENGTH)

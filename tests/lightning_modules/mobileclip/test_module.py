@@ -305,6 +305,7 @@ def test_average_with_its_statistics_is_evaluated(tmp_path, shapes):
     torch.testing.assert_close(alone.encode_images(image)[0], normalize(alone.student.encode_image(image), dim=-1))
 
 
+@pytest.mark.slow
 def test_distillation_reaches_the_teachers_similarities():
     """The student overfits a few pairs: the KL divergence falls to almost zero."""
     torch.manual_seed(0)
@@ -389,6 +390,7 @@ def test_any_model_of_open_clip_is_a_student_and_starts_from_trained_weights(tmp
             assert torch.equal(network.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_final_export_is_reparameterized(tmp_path, shapes):
     module = student_of_shapes(momentum={"momentum": 0.5})
     target = tmp_path / "out"

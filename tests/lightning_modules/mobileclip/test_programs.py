@@ -90,6 +90,7 @@ def check_tokenizer(file, length):
 
 
 # MobileCLIP-tiny has the operations of S0.
+@pytest.mark.slow
 @pytest.mark.parametrize("format", SUFFIXES)
 @pytest.mark.parametrize("name", ["MobileCLIP-S0", "MobileCLIP-B"])
 def test_programs_equal_the_model_for_any_batch_size(name, format, tmp_path, export_silently):
@@ -122,6 +123,7 @@ def test_programs_of_open_clips_class_are_compared(tmp_path, export_silently, mo
     check_that_differing_programs_are_not_written(folder, "torch_export", tmp_path / "other", monkeypatch)
 
 
+@pytest.mark.slow
 def test_onnx_is_written_without_onnxruntime_described_by_its_configuration_and_compared_with_it(
     tmp_path, export_silently, monkeypatch
 ):
@@ -155,6 +157,7 @@ def check_configuration(folder):
         assert taken.name == f"{name}_features"
 
 
+@pytest.mark.slow
 def test_norms_stay_without_reparameterization(tmp_path):
     model = trained("MobileCLIP-S0")
     export_towers(model, tmp_path, "torch_export", SIZE, fused=False, normalize=False)

@@ -118,6 +118,7 @@ def test_weights_of_another_network_and_texts_beyond_the_positions_are_refused(t
         build_model(pair("./nowhere"))
 
 
+@pytest.mark.slow
 def test_all_models_of_open_clip_build(tmp_path, monkeypatch):
     """Configurations of text encoders are read from folders of the hub's names."""
     monkeypatch.chdir(tmp_path)
@@ -142,6 +143,7 @@ def test_all_models_of_open_clip_build(tmp_path, monkeypatch):
     assert encoders == 10
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_of_a_captioner_the_two_towers_are_built():
     torch.manual_seed(0)

@@ -64,6 +64,7 @@ def of_the_network(image):
     return (image * std + mean - own_mean) / own_std
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_checkpoint_needs_its_teachers_code_for_training_alone(method, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
@@ -318,6 +319,7 @@ def test_teachers_of_pairs_that_do_not_fit_are_one_sentence(teacher, sentence, t
     assert sentence in reinforced("made", teacher).sentence
 
 
+@pytest.mark.slow
 def test_mobileclip_runs_a_network_of_the_user_in_its_step(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     teachers = [{"network": {"class_path": PAIR}, "scale": 20.0}]

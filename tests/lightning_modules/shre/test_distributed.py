@@ -68,6 +68,7 @@ def trained_on_rank(options):
     return [trained(kind, options) for kind in ("ddp", "sharded")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"shared": "transformer", "memory": {"micro_batch_size": 3}}], ids=["mlp", "transformer"]
 )

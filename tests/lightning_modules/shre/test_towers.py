@@ -199,6 +199,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(trained, tmp_path, monkeypatch):
         assert torch.equal(tensor, states[1][name]), name
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exports_compute_what_the_checkpoint_does(files, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
