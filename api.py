@@ -218,8 +218,8 @@ def fit(
         raise UserError(
             f"Expected `start` as NAME/TAG, such as ViT-B-32/openai, or a folder, got {start!r}: correct it."
         )
-    given = {"weights": start} if is_folder else {"model": name, "weights": weights}
-    return _fit(data, _config("clip-lora" if lora else "clip-finetune"), given | options)
+    initial = {"weights": start} if is_folder else {"model": name, "weights": weights}
+    return _fit(data, _config("clip-lora" if lora else "clip-finetune"), initial | options)
 
 
 def distill(
@@ -238,8 +238,8 @@ def distill(
         UserError: As `fit`.
     """
     network = teacher_name or _student_of(teacher)
-    given = {"student": student, "teacher": {"name": network, "weights": teacher}}
-    return _fit(images, {"model": {"class_path": "CoCoRDModule"}, "data": {"class_path": _LABELS}}, given | options)
+    networks = {"student": student, "teacher": {"name": network, "weights": teacher}}
+    return _fit(images, {"model": {"class_path": "CoCoRDModule"}, "data": {"class_path": _LABELS}}, networks | options)
 
 
 _LABELS = "ImageClassificationDataModule"
@@ -279,9 +279,9 @@ def _fit(data: Any, model: Any, options: dict[str, Any]) -> Model:
     to_module, to_data, to_trainer = _routed(options, module_class, data_class)
     trainer_options = {**config.get("trainer", {}), **to_trainer}
     trainer_options["logger"] = to_trainer.get("logger", False)  # a config's is an entry of a file
-    given = to_trainer.get("callbacks") or []
+    more = to_trainer.get("callbacks") or []
     named = [_callback(entry) for entry in config.get("trainer", {}).get("callbacks", ())]
-    trainer_options["callbacks"] = [*named, *(given if isinstance(given, Sequence) else [given])]
+    trainer_options["callbacks"] = [*named, *(more if isinstance(more, Sequence) else [more])]
     pl.seed_everything(options.get("seed", config.get("seed_everything", 0)), workers=True, verbose=False)
     if isinstance(data, pl.LightningDataModule):
         if unused := [name for name in to_data if name not in to_module and name not in to_trainer]:

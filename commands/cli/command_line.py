@@ -50,7 +50,7 @@ def read_command_line(words: Sequence[str]) -> Typed:
     if typed.subcommand not in SUBCOMMANDS:
         raise UserError(f"Expected a subcommand, got {typed.subcommand!r}: {did_you_mean(typed.subcommand, COMMANDS)}")
     typed.args = [typed.subcommand]
-    given: list[tuple[str, str | None, bool]] = []
+    placed_options: list[tuple[str, str | None, bool]] = []
     for number, (option, value) in enumerate(options):
         if not option.startswith("-"):
             raise UserError(f"Expected an option, got {option!r}: begin it with two dashes, as in --{option}.")
@@ -58,8 +58,8 @@ def read_command_line(words: Sequence[str]) -> Typed:
             raise UserError(
                 f"Expected a subcommand, got {option} before it: begin with one of {', '.join(SUBCOMMANDS)}."
             )
-        given.append((option, value, number < position))
-    ordered = sorted(given, key=lambda each: _precedence(*each[:2]))
+        placed_options.append((option, value, number < position))
+    ordered = sorted(placed_options, key=lambda each: _precedence(*each[:2]))
     if ordered and _precedence(*ordered[0][:2]) < 2:
         # A file may give arguments of a class that only an option names: the class is known before the files are read.
         named = [each for each in ordered if each[0] in ("--model", "--data") and not _is_section_file(*each[:2])]
@@ -191,9 +191,9 @@ def check_needed(path: Path, needs: str | list[str], typed: Typed) -> None:
         or has_config_of_run
         or {file.resolve() for file in needed} <= {file.resolve() for file in typed.config_files}
     ):
-        given = ", ".join(map(str, typed.config_files)) or "no other config"
+        configs = ", ".join(map(str, typed.config_files)) or "no other config"
         command = " ".join(f"--config {file}" for file in (*needed, path))
         raise UserError(
-            f"Expected {' and '.join(map(str, needed))} before {path}, which is a part of its recipe, got {given}: "
+            f"Expected {' and '.join(map(str, needed))} before {path}, which is a part of its recipe, got {configs}: "
             f"give {command}."
         )

@@ -276,8 +276,8 @@ def _first_value(tree: Any, name: str) -> Any:
 
 def _evaluated_run(typed: Typed, saved: SavedRun | None) -> Path | None:
     """Return the run folder of the checkpoint that is evaluated; None if the evaluation writes elsewhere."""
-    given = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
-    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in given):
+    origins = [typed.origin(f"trainer.logger.init_args.{name}") for name in ("save_dir", "name", "version")]
+    if saved is None or typed.subcommand == "fit" or any(str(origin).startswith("--") for origin in origins):
         return None
     return saved.folder if (saved.folder / "config.yaml").is_file() else None
 

@@ -236,7 +236,7 @@ def read_titles(folder: ImageFolder, file: Path, column: str = "caption") -> dic
     """
     if file.suffix not in _TABLES:
         return {}
-    wanted = set(folder.names)
+    names = set(folder.names)
     titles: dict[str, str] = {}
     for item in _items(file):
         name = item.get("image", item.get("file_name"))
@@ -245,7 +245,7 @@ def read_titles(folder: ImageFolder, file: Path, column: str = "caption") -> dic
             continue
         for root in (folder.root, file.parent):
             path = (root / name).resolve()
-            if path.is_relative_to(folder.root) and (below := str(path.relative_to(folder.root))) in wanted:
+            if path.is_relative_to(folder.root) and (below := str(path.relative_to(folder.root))) in names:
                 titles.setdefault(below, captions[0])
                 break
     return titles

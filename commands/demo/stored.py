@@ -36,16 +36,16 @@ class StoredIndex:
     def best(self, query: Tensor, count: int) -> list[tuple[str, float]]:
         """Return the paths of the images with the highest cosines with a unit-length embedding [E], best first."""
         # Rows of images elsewhere, and further rows of an image, are left out afterwards.
-        asked = count
+        hit_count = count
         while True:
-            hits = self.search.search(query[None], asked)
+            hits = self.search.search(query[None], hit_count)
             best: dict[str, float] = {}
             for row, score in zip(hits.row[0].tolist(), hits.score[0].tolist(), strict=True):
                 if row in self.by_row:
                     best.setdefault(self.by_row[row], score)
-            if len(best) >= min(count, len(self.names)) or asked >= len(self.search):
+            if len(best) >= min(count, len(self.names)) or hit_count >= len(self.search):
                 return list(best.items())[:count]
-            asked *= 4
+            hit_count *= 4
 
     def log_sum(self, query: Tensor, scale: float) -> float | None:
         """Return None: an index compares a text with some of the rows."""

@@ -94,8 +94,8 @@ def prepare(typed: argparse.Namespace, words: list[str]) -> Embedding:
             f"Expected features of a tower that stays the same, got --of {absent[0]}: lock that tower (model.tuning), "
             "or leave the option out."
         )
-    given: list[Split] = [name for name in get_args(Split) if data.hparams.get(name) is not None]
-    split: Split = typed.split or (given or ["train"])[0]
+    splits: list[Split] = [name for name in get_args(Split) if data.hparams.get(name) is not None]
+    split: Split = typed.split or (splits or ["train"])[0]
     table = data.open_split(split)
     if isinstance(table, CaptionRows):
         table = table.table
@@ -180,10 +180,10 @@ def data_for(words: list[str], model: ImageTextModel) -> PairDataModule:
     Raises:
         UserError: If there is none, or it has no pairs.
     """
-    given = [word.split("=")[0] for word in words]
-    if "--config" not in given and "--data" not in given:
+    options = [word.split("=")[0] for word in words]
+    if "--config" not in options and "--data" not in options:
         words = ["--data=ImageTextDataModule", *words]
-    if "--config" not in given and "--model" not in given:
+    if "--config" not in options and "--model" not in options:
         words = ["--model=CLIPModule", *words]
     expected = SimpleNamespace(expected_preprocessing=partial(_preprocessing, model))
     return _with_module(_data_of(parse_fit(words)), expected)
@@ -219,8 +219,8 @@ def configured(words: list[str]) -> tuple[PairDataModule, ImageTextModel, dict[s
     def token_ids(texts: Sequence[str]) -> Tensor:
         return encoder(texts)["input_ids"]
 
-    def texts(given: Sequence[str]) -> Tensor:
-        ids = token_ids(given).to(next(network.parameters()).device)
+    def texts(captions: Sequence[str]) -> Tensor:
+        ids = token_ids(captions).to(next(network.parameters()).device)
         return locked_features(network.text, network.encode_text, ids)
 
     sides = {side: (tower_digest(towers[side]), trained_head(towers[side]) is None) for side in locked}

@@ -68,15 +68,15 @@ def work(typed: argparse.Namespace, words: list[str]) -> str:
         say(f"Embedding {rows:,} of {len(prepared.table):,} rows.")
     embed(prepared, missing[rank() :: world_size()])
     fabric.barrier()
-    problem, said = (None, "")
+    problem, message = (None, "")
     if rank() == 0:
         try:
-            said = _finish(prepared, part)
+            message = _finish(prepared, part)
         except UserError as error:
             problem = error
     if problem := fabric.broadcast(problem):
         raise problem
-    return said
+    return message
 
 
 def _start(embedding: Embedding) -> Exception | None:
@@ -85,11 +85,11 @@ def _start(embedding: Embedding) -> Exception | None:
     try:
         embedding.folder.mkdir(parents=True, exist_ok=True)
         # Listed before the manifest is looked for, which the process of another part may be writing.
-        found = [file for file in embedding.folder.iterdir() if not file.name.startswith(UNFINISHED)]
+        files = [file for file in embedding.folder.iterdir() if not file.name.startswith(UNFINISHED)]
         if path.is_file():
             manifest = json.loads(path.read_text(encoding="utf-8"))
             _check(embedding, manifest)
-        elif found:
+        elif files:
             raise UserError(
                 f"Expected a new folder, an empty one or one of a store after --output, got "
                 f"{str(embedding.folder)!r} with other files: give another."
@@ -105,10 +105,10 @@ def _start(embedding: Embedding) -> Exception | None:
 
 def _check(embedding: Embedding, manifest: dict[str, Any]) -> None:
     """Check that existing shards are of the same content; a model may have another path with the same weights."""
-    wanted = _decisive(embedding.settings)
-    kept = _decisive({name: manifest.get(name) for name in wanted})
+    settings = _decisive(embedding.settings)
+    kept = _decisive({name: manifest.get(name) for name in settings})
     store = f"the store in {str(embedding.folder)!r} was written"
-    check_settings(kept, wanted, store, "another folder after --output, or the arguments of that store")
+    check_settings(kept, settings, store, "another folder after --output, or the arguments of that store")
     if changed := changed_software(manifest):
         warn(f"The existing shards were written with other software: {', '.join(changed)}.")
 
@@ -137,9 +137,9 @@ def _finish(embedding: Embedding, part: Part) -> str:
     """
     finished = finished_shards(embedding.folder, embedding.shards)
     missing = embedding.shards - len(finished)
-    own = part.of(range(embedding.shards))
-    if missing and all(number in finished for number in own):
-        return f"Part {part}: {len(own)} shards; {missing} of {embedding.shards} are left to other parts."
+    numbers = part.of(range(embedding.shards))
+    if missing and all(number in finished for number in numbers):
+        return f"Part {part}: {len(numbers)} shards; {missing} of {embedding.shards} are left to other parts."
     if missing:
         raise UserError(
             f"Expected {embedding.shards} shards in {str(embedding.folder)!r}, got {missing} fewer: give the command "

@@ -216,8 +216,8 @@ def _with_new_images(
     """
     row_of = dict(zip(numbers, rows, strict=True))
     encoded = encode_images(model, images, loading)
-    kept = [place for place, number in enumerate(encoded.index.tolist()) if number in row_of]
-    ids = torch.tensor([row_of[int(encoded.index[place])] for place in kept])
+    kept = [position for position, number in enumerate(encoded.index.tolist()) if number in row_of]
+    ids = torch.tensor([row_of[int(encoded.index[position])] for position in kept])
     new, old = encoded.features[kept], index.features[ids]
     every_second = (torch.arange(len(ids)) % 2 == 0)[:, None]
     return {"old": (old, ids), "new": (new, ids), "mixed": (torch.where(every_second, new, old), ids)}
@@ -276,8 +276,8 @@ def check_space(index: ImageIndex, model: ImageTextModel) -> None:
             "predict` or `vlightning embed`."
         )
     if not shares_space(index.model, model, "image"):
-        own = Space.of(index.model)
-        got = f"the space {own.fingerprint}" if own else f"the image tower {str(index.model.get('image'))[:12]}"
+        space = Space.of(index.model)
+        got = f"the space {space.fingerprint}" if space else f"the image tower {str(index.model.get('image'))[:12]}"
         raise UserError(
             f"Expected a model of the space of the index {index.source!r}, which has {got}, got {model.name} of the "
             f"space {model.space.fingerprint}: embed the images with it, or give a model of that space."

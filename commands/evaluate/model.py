@@ -198,8 +198,8 @@ def shares_space(record: Mapping[str, Any], model: ImageTextModel, side: str) ->
         model: the model.
         side: the side of the features.
     """
-    own = Space.of(record)
-    return own.is_that_of(model.space) if own else record.get(side) == getattr(model.space, side)
+    space = Space.of(record)
+    return space.is_that_of(model.space) if space else record.get(side) == getattr(model.space, side)
 
 
 def load_interpolated(path: str, ratio: float) -> ImageTextModel:

@@ -132,10 +132,10 @@ def _rounded(module: Method, dtype: torch.dtype, content: Mapping[str, Any]) -> 
 
     def features(kind: torch.dtype) -> Tensor:
         rounded: Any = copy.deepcopy(module).eval().to(kind)
-        found = (
+        outputs = (
             rounded.encode_images(images.to(kind)) if hasattr(rounded, "encode_images") else rounded(images.to(kind))
         )
-        return (found[0] if isinstance(found, tuple) else found).float()
+        return (outputs[0] if isinstance(outputs, tuple) else outputs).float()
 
     return described_half({"images": (features(dtype), features(torch.float32))}, dtype)
 

@@ -72,8 +72,8 @@ class StoreSearch:
             if number == len(self._factors):
                 self._factors.append(_factors(features))
             for first in range(0, len(features), BLOCK):
-                part = slice(first, first + BLOCK)
-                yield start + first, features[part], self._factors[number][part]
+                block = slice(first, first + BLOCK)
+                yield start + first, features[block], self._factors[number][block]
             start += len(features)
 
     def search(self, queries: Tensor, count: int) -> Hits:
@@ -82,9 +82,9 @@ class StoreSearch:
 
     def exact(self, queries: Tensor, count: int) -> Hits:
         """Return what `search` does, from all features."""
-        given = queries.float().numpy()
+        query_rows = queries.float().numpy()
         scores = (
-            (torch.arange(start, start + len(rows)), torch.from_numpy((given @ rows.T) * factors))
+            (torch.arange(start, start + len(rows)), torch.from_numpy((query_rows @ rows.T) * factors))
             for start, rows, factors in self.blocks()
         )
         hits = exact_search(scores, count)
@@ -98,10 +98,10 @@ class StoreSearch:
 
     def recall(self, count: int) -> float:
         """Return the share of exact hits of `PROBES` evenly spaced rows that the search has among its own."""
-        wanted = np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int))
+        probes = np.unique(np.linspace(0, len(self) - 1, PROBES).astype(int))
         parts = []
         for start, rows, factors in self.blocks():
-            inside = wanted[(wanted >= start) & (wanted < start + len(rows))] - start
+            inside = probes[(probes >= start) & (probes < start + len(rows))] - start
             unit = rows[inside] * factors[inside, None]
             parts.append(torch.from_numpy(unit[np.isfinite(unit).all(1)]))
         queries = torch.cat(parts)
