@@ -47,8 +47,8 @@ def check_settings(kept: Mapping[str, Any], settings: Mapping[str, Any], what: s
     Raises:
         UserError: If a setting differs.
     """
-    wanted = plain_json(settings)
-    differing = sorted(differences({name: kept.get(name) for name in wanted}, wanted), key=itemgetter(0))
+    current = plain_json(settings)
+    differing = sorted(differences({name: kept.get(name) for name in current}, current), key=itemgetter(0))
     if not differing:
         return
     name, old, new = differing[0]

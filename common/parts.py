@@ -39,9 +39,9 @@ def parse_part(text: str | None, option: str) -> Part:
     """
     if text is None:
         return Part(0, 1)
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or int(found[1]) >= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or int(match[1]) >= int(match[2]):
         raise UserError(
             f"Expected a part such as 0/4, the first of four, or 3/4, the last, for {option}, got {text!r}: correct it."
         )
-    return Part(int(found[1]), int(found[2]))
+    return Part(int(match[1]), int(match[2]))

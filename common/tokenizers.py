@@ -193,8 +193,8 @@ def with_prefix(text: str, prefix: str) -> str:
         return text
     tokenizer = Tokenizer.from_str(text)
     first = normalizers.Prepend(prefix)
-    own = tokenizer.normalizer
-    tokenizer.normalizer = first if own is None else normalizers.Sequence([first, own])
+    normalizer = tokenizer.normalizer
+    tokenizer.normalizer = first if normalizer is None else normalizers.Sequence([first, normalizer])
     return str(tokenizer.to_str())
 
 

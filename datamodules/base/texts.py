@@ -227,9 +227,9 @@ class TokenizedTexts(CheckedArguments, pl.LightningDataModule):
             else:
                 if self._trained is None:
                     resumed = getattr(self.trainer, "ckpt_path", None)
-                    own = self._module_tokenizer()
+                    name = self._module_tokenizer()
                     self._trained = tokenizer_in_checkpoint(resumed) or (
-                        self._train_tokenizer() if own is None else to_json(open_tokenizer(own).backend_tokenizer)
+                        self._train_tokenizer() if name is None else to_json(open_tokenizer(name).backend_tokenizer)
                     )
                 tokenizer = tokenizer_from_json(self._trained)
             if len(tokenizer) > self.vocab_size and self._module_tokenizer() is None:  # else the module compares

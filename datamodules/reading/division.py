@@ -115,8 +115,8 @@ class Division:
 
     def _allot(self, groups: Sequence[list[int]], labels: Sequence[str], count: int) -> np.ndarray:
         """Give each group to the split that lacks most rows, and the first of each label to training."""
-        wanted = np.array(list(self.shares.values()))
-        given = np.zeros(len(wanted))
+        shares = np.array(list(self.shares.values()))
+        counts = np.zeros(len(shares))
         done = 0
         divided = np.zeros(count, np.int64)
         before: str | None = None
@@ -124,12 +124,12 @@ class Division:
             done += len(group)
             first = self.labels and labels[group[0]] != before
             before = labels[group[0]]
-            split = 0 if first else int(np.argmax(wanted * done - given))
-            given[split] += len(group)
+            split = 0 if first else int(np.argmax(shares * done - counts))
+            counts[split] += len(group)
             divided[group] = split
-        for empty in np.flatnonzero(given == 0):  # of few groups, the smallest one of a split with several
-            counts = Counter(int(divided[group[0]]) for group in groups)
-            smallest = min((group for group in groups if counts[int(divided[group[0]])] > 1), key=len)
+        for empty in np.flatnonzero(counts == 0):  # of few groups, the smallest one of a split with several
+            group_counts = Counter(int(divided[group[0]]) for group in groups)
+            smallest = min((group for group in groups if group_counts[int(divided[group[0]])] > 1), key=len)
             divided[smallest] = empty
         return divided
 

@@ -340,9 +340,9 @@ class Opening:
         # The type of a list's values in all of Arrow's layouts; a label is no list.
         single = captions if self.labels else getattr(captions, "value_type", captions)
         if not (is_text_type(single) or (self.labels and pa.types.is_integer(single))):
-            wanted = "integers or names" if self.labels else "a string or a list of strings"
+            kinds = "integers or names" if self.labels else "a string or a list of strings"
             raise UserError(
-                f"Expected {wanted} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
+                f"Expected {kinds} in the column {columns.caption!r} of {origin!r}, got {captions}: set "
                 f"data.{self._caption_option} to one of {others}."
             )
 
@@ -362,8 +362,12 @@ def _converting(origin: str, split: str) -> Iterator[None]:
         raise UserError(f"Expected rows in the {split} split ({origin!r}), got none: check the path.") from None
 
 
-def resolve_tables(source: Source, wanted: str) -> Resolved:
+def resolve_tables(source: Source, content: str) -> Resolved:
     """Find the files of a source of lists or Parquet on a disk.
+
+    Args:
+        source: the source.
+        content: what the files hold, for the message.
 
     Raises:
         UserError: If the source does not exist, or is of another format.
@@ -371,7 +375,7 @@ def resolve_tables(source: Source, wanted: str) -> Resolved:
     resolved = resolve(source)
     if resolved.format not in ("json", "parquet"):
         raise UserError(
-            f"Expected .json, .jsonl, .csv or .parquet files with {wanted}, got {source.path!r} of the format "
+            f"Expected .json, .jsonl, .csv or .parquet files with {content}, got {source.path!r} of the format "
             f"{resolved.format}: convert the data."
         )
     return resolved

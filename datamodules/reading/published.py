@@ -44,15 +44,15 @@ def read_karpathy(files: list[str], split: str | None, role: str) -> Iterator[Re
     for file in files:
         images = _images(file)
         splits = {image["split"] for image in images if _is_complete(image)}
-        wanted = set(split.split("+")) if split is not None else _DEFAULT_SPLITS[role] - ({"restval"} - splits)
-        if missing := wanted - splits:
+        chosen = set(split.split("+")) if split is not None else _DEFAULT_SPLITS[role] - ({"restval"} - splits)
+        if missing := chosen - splits:
             raise UserError(
                 f"Expected the splits {', '.join(sorted(missing))} in {file!r}, got {', '.join(sorted(splits))}: name "
                 "one of them as `split`, or several joined by +."
             )
         for image in images:
             # The split of an incomplete image is unknown: such an image is counted as a bad row of every split.
-            if not _is_complete(image) or image["split"] in wanted:
+            if not _is_complete(image) or image["split"] in chosen:
                 yield record(lambda image=image: _of_image(image))  # type: ignore[misc]
 
 
@@ -131,12 +131,12 @@ def list_of_split(data_set: DataSet, folder: str, split: str | None, role: str) 
         UserError: If there is no such split; the authors have none for validation.
     """
     splits = _DATA_SETS[data_set].splits
-    wanted = split or {"train": next(iter(splits)), "validation": "validation"}.get(role, "test")
-    if wanted not in splits:
+    name = split or {"train": next(iter(splits)), "validation": "validation"}.get(role, "test")
+    if name not in splits:
         raise UserError(
-            f"Expected the split {wanted!r} in {folder!r}, got {', '.join(splits)}: name one of them as `split`."
+            f"Expected the split {name!r} in {folder!r}, got {', '.join(splits)}: name one of them as `split`."
         )
-    return str(Path(folder, splits[wanted]))
+    return str(Path(folder, splits[name]))
 
 
 def class_names(data_set: DataSet, folder: str) -> tuple[str, ...]:

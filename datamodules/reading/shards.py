@@ -150,9 +150,9 @@ class SeparateImages:
 
     def _image_index(self, number: int, images: Shards) -> np.ndarray:
         """Return the index of each sample's image in the tar file of the images; -1 for samples without an image."""
-        wanted = self.shards.indexes[number].keys
-        index = _lookup(wanted, images.indexes[0].keys)
-        if len(wanted) and (index < 0).all():
+        keys = self.shards.indexes[number].keys
+        index = _lookup(keys, images.indexes[0].keys)
+        if len(keys) and (index < 0).all():
             # Keys that number the samples of each file are unrelated.
             uids = tar_uids(self.shards.files[number], self.shards.indexes[number], self.cache)
             others = tar_uids(images.files[0], images.indexes[0], self.cache)
@@ -183,11 +183,11 @@ class SeparateImages:
         return {}
 
 
-def _lookup(wanted: np.ndarray, present: np.ndarray) -> np.ndarray:
-    """Return the index of each wanted key among the present keys, -1 for missing keys."""
-    if not len(present) or not len(wanted):
-        return np.full(len(wanted), -1)
+def _lookup(keys: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Return the index of each key among the present keys, -1 for missing keys."""
+    if not len(present) or not len(keys):
+        return np.full(len(keys), -1)
     order = np.argsort(present, kind="stable")
-    at = np.minimum(np.searchsorted(present, wanted, sorter=order), len(present) - 1)
+    at = np.minimum(np.searchsorted(present, keys, sorter=order), len(present) - 1)
     index = order[at]
-    return np.where(present[index] == wanted, index, -1)
+    return np.where(present[index] == keys, index, -1)

@@ -238,18 +238,18 @@ def tar_indexes(files: Sequence[str], cache: Path) -> list[TarIndex]:
         stack.enter_context(progress)
         read = partial(tar_index, cache=cache)
         if processes < 2 or len(files) < _FEW or multiprocessing.current_process().daemon:
-            found: Iterator[TarIndex] = map(read, files)
+            results: Iterator[TarIndex] = map(read, files)
         elif is_remote(files[0]):  # each read waits for the network
-            found = stack.enter_context(ThreadPoolExecutor(_REMOTE_AT_ONCE)).map(read, files)
+            results = stack.enter_context(ThreadPoolExecutor(_REMOTE_AT_ONCE)).map(read, files)
         else:
             # A `multiprocessing.Pool` ends its workers by a signal after an error, which can wait forever for a worker
             # that does not die of it; and it waits forever for the result of a worker that was killed for memory.
             context = multiprocessing.get_context("fork")
             pool = stack.enter_context(ProcessPoolExecutor(processes, context))
-            found = pool.map(read, files, chunksize=4)
+            results = pool.map(read, files, chunksize=4)
         indexes = []
         try:
-            for index in found:
+            for index in results:
                 indexes.append(index)
                 progress.update()
         except BrokenProcessPool as error:

@@ -216,7 +216,7 @@ def _record_members(
         members: key and kind of each member, None for others than samples, and the member.
         caption: as in `tar_records`.
     """
-    wanted = {*TEXT_KEYS, caption, "json"}
+    kinds = {*TEXT_KEYS, caption, "json"}
     current = ""
     begun = False
     for names, member in members:
@@ -227,7 +227,7 @@ def _record_members(
             current = key
             begun = False
         image = f".{kind.rpartition('.')[2]}" in IMAGE_SUFFIXES
-        if image or kind in wanted:
+        if image or kind in kinds:
             yield not begun, "image" if image else kind, member
             begun = True
 

@@ -160,11 +160,11 @@ class Window:
             # Few of these shards at a time, and the chunks of each in their own order.
             ranks = np.full(len(self.entries), -1)
             ranks[sequential] = np.arange(len(sequential)) // SEQUENTIAL
-            places = np.flatnonzero(ranks[owners[order]] >= 0)
-            order[places] = order[places][np.argsort(ranks[owners[order[places]]], kind="stable")]
+            positions = np.flatnonzero(ranks[owners[order]] >= 0)
+            order[positions] = order[positions][np.argsort(ranks[owners[order[positions]]], kind="stable")]
             for number in sequential:
-                own = places[owners[order[places]] == number]
-                order[own] = np.sort(order[own])
+                chunks = positions[owners[order[positions]] == number]
+                order[chunks] = np.sort(order[chunks])
         chosen = np.concatenate(sizes)[order]
         return owners[order], np.concatenate(starts)[order], chosen, np.cumsum(chosen)
 
@@ -279,7 +279,7 @@ class StreamOrder:
                     rows -= taken
                     if taken:
                         entries.append(Entry(shard, number * repetitions + turn, taken))
-        return [entries[place] for place in draw.permutation(len(entries)).tolist()]
+        return [entries[position] for position in draw.permutation(len(entries)).tolist()]
 
     def _each_window(self) -> Iterator[Window]:
         start = 0

@@ -79,13 +79,13 @@ def check_tokenizer(module: LightningModule, name: str, entries: int, padding: i
     tokenizer = getattr(datamodule_of(module), "tokenizer", None)
     if tokenizer is None:
         return
-    given = getattr(tokenizer, "pad_token_id", None)
-    given = getattr(tokenizer, "eos_token_id", None) if given is None else given
-    if given != padding or len(tokenizer) > entries:
+    padding_id = getattr(tokenizer, "pad_token_id", None)
+    padding_id = getattr(tokenizer, "eos_token_id", None) if padding_id is None else padding_id
+    if padding_id != padding or len(tokenizer) > entries:
         raise UserError(
             f"Expected the tokenizer of the text tower {name!r}, with at most {entries} entries and the padding id "
-            f"{padding}, got one with {len(tokenizer)} entries and the padding id {given}: leave data.tokenizer out, "
-            "which then is the tower's own."
+            f"{padding}, got one with {len(tokenizer)} entries and the padding id {padding_id}: leave data.tokenizer "
+            "out, which then is the tower's own."
         )
     expected = _words_of(name) if trained else {}
     words = tokenizer.get_vocab() if expected else {}

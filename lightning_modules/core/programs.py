@@ -238,14 +238,14 @@ def described_half(features: Mapping[str, tuple[Tensor, Tensor]], dtype: torch.d
     """
     errors = []
     for name, (rounded, exact) in features.items():
-        found, wanted = rounded.double(), exact.double()
-        if not found.isfinite().all():
+        output, reference = rounded.double(), exact.double()
+        if not output.isfinite().all():
             raise UserError(
                 f"Expected finite features of {name} in {_name(dtype)}, got others: leave --dtype out"
                 f"{', or choose bfloat16' * (dtype == torch.float16)}."
             )
-        cosine = float(F.cosine_similarity(found, wanted).min())
-        difference = float((found - wanted).abs().max() / wanted.abs().max())
+        cosine = float(F.cosine_similarity(output, reference).min())
+        difference = float((output - reference).abs().max() / reference.abs().max())
         size = f"cosines from {cosine:.6f} and differ by at most {difference:.1e} of the largest"
         errors.append(f"those of {name} have {size}")
     return f"Features in {_name(dtype)} against those in float32: {'; '.join(errors)}."
@@ -290,21 +290,21 @@ def _convert(towers: Sequence[_Traced], folder: Path, format: str, dtype: torch.
             rows = {name: torch.cat([batch[name] for batch in tower.batches]) for name in tower.example}
             jobs.append(converters.Job(tower.name, _program(tower), rows, tower.output))
     results = converters.convert(jobs, folder, format, dtype)
-    said = []
+    reports = []
     for tower in towers:
         result = results[tower.name]
         if format == "executorch":
             features: Tensor = result["features"]
             rows_of = iter(features.split(1))
-            _check(tower, lambda *inputs, found=rows_of: next(found))
+            _check(tower, lambda *inputs, rows=rows_of: next(rows))
             error = float((features - torch.cat(tower.expected)).abs().max())
-            said.append(f"{_FILES[format][tower.name]} differs by at most {error:.1e}")
+            reports.append(f"{_FILES[format][tower.name]} differs by at most {error:.1e}")
         else:
-            said.append(_compared(tower, result))
+            reports.append(_compared(tower, result))
     if format == "executorch":
-        say(f"Features of ExecuTorch's runtime against torch's: {', '.join(said)}.")
+        say(f"Features of ExecuTorch's runtime against torch's: {', '.join(reports)}.")
     else:
-        say(f"Core ML predicts on macOS alone, so that features were not compared; {'; '.join(said)}.")
+        say(f"Core ML predicts on macOS alone, so that features were not compared; {'; '.join(reports)}.")
 
 
 def _compared(tower: _Traced, result: Mapping[str, Any]) -> str:
@@ -313,8 +313,8 @@ def _compared(tower: _Traced, result: Mapping[str, Any]) -> str:
     Raises:
         UserError: If inputs or outputs are others, or weights are missing that no BatchNorm was folded into.
     """
-    wanted = {name: list(rows.shape) for name, rows in tower.example.items()}
-    shapes = {"inputs": wanted, "output": {tower.output: list(tower.expected[0].shape)}}
+    inputs = {name: list(rows.shape) for name, rows in tower.example.items()}
+    shapes = {"inputs": inputs, "output": {tower.output: list(tower.expected[0].shape)}}
     for kind, expected in shapes.items():
         if result[kind] != expected:
             raise UserError(

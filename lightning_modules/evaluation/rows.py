@@ -57,8 +57,8 @@ class CollectedRows:
         """
         if self._written:
             self._write()
-        own = sum(len(part) for part in self._parts)
-        counts = gather_uneven(torch.tensor([own])).tolist()
+        rows = sum(len(part) for part in self._parts)
+        counts = gather_uneven(torch.tensor([rows])).tolist()
         row_bytes = none.element_size() * none.shape[1:].numel()
         size = max(_BLOCK // max(row_bytes, 1), 1)
         blocks = _blocks(self._parts, none, size)
