@@ -28,6 +28,8 @@ UNFINISHED, REPLACED = ".incomplete-", ".replaced-"
 FOREIGN_AGE = 24 * 3600.0
 """Seconds; longer than SLURM commonly suspends a job that it continues later."""
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
 _OWNER = re.compile(r"by-(?P<machine>[0-9a-f]{12})-(?P<pid>[0-9]+)-(?P<start>[0-9]+)-(?P<rest>.*)", re.DOTALL)
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR, errno.ENOTDIR)
 
@@ -58,6 +60,7 @@ def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]
     try:
         clear_leftovers(target.parent)
         yield staged
+        _allow_reading(staged)
         sync(staged)
         if not (keep_existing and target.exists()):
             swap_in(staged, target)
@@ -67,6 +70,13 @@ def replacing(target: str | Path, keep_existing: bool = False) -> Iterator[Path]
         raise _write_error(target, error) from error
     finally:
         remove(staged)
+
+
+def _allow_reading(path: Path) -> None:
+    """Give files the permissions of the process' other new files; safetensors (0.8) lets only their owner read."""
+    for file in [path, *path.rglob("*")]:
+        if file.is_file() and not file.is_symlink() and file.stat().st_mode & 0o777 == 0o600:
+            file.chmod(0o666 & ~_UMASK)
 
 
 def cache_folder() -> Path:

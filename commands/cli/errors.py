@@ -71,7 +71,7 @@ def sentence(error: Exception) -> str | None:
     by_lightning = bool(files) and "lightning" in files[-1].parts
     if isinstance(error, ModuleNotFoundError) and files and (by_lightning or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
-    if message := out_of_memory(error, files) or mismatch(error):
+    if message := out_of_memory(error, files) or mismatch(error) or failed_constructor(str(error)):
         return message
     if not isinstance(error, UserError) and (message := disk_full(error)):
         return message
@@ -84,6 +84,20 @@ def sentence(error: Exception) -> str | None:
     by_metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
     kinds = (ValueError, FileNotFoundError, FileExistsError) if by_lightning or by_metrics else ()
     return " ".join(text.split()) if isinstance(error, (UserError, MisconfigurationException, *kinds)) else None
+
+
+def failed_constructor(text: str) -> str | None:
+    """Return which class of the user's own raised an error when it was made, by jsonargparse's error about its type.
+
+    Where an option may also be null, jsonargparse has a paragraph for each type, the innermost first.
+    """
+    if not text.startswith("Does not validate against any of the Union subtypes"):
+        return None
+    reasons = re.findall(r"^ *- (?!Does not validate|Expected a <class)(.+)", text, re.M)
+    path = re.search(r"Given value: Namespace\(class_path='([\w.]+)'", text)
+    if not reasons or path is None or path[1].startswith("vlightning."):
+        return None
+    return f"{path[1]} raised an error when it was made: {reasons[0]}"
 
 
 _NO_MEMORY = r"DefaultCPUAllocator: (can't allocate|not enough) memory|CUDA out of memory"

@@ -54,7 +54,8 @@ class HelpfulParser(VerbatimText, LightningArgumentParser):
     """Parser with a short help, which does not replace the name of a file by its content."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"formatter_class": HelpFormatter, **kwargs})
+        # No abbreviated options: also not of a class, for whose arguments jsonargparse makes a parser of this type.
+        super().__init__(*args, **{"formatter_class": HelpFormatter, "allow_abbrev": False, **kwargs})
 
     @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:

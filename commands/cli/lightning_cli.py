@@ -48,8 +48,8 @@ class VLightningCLI(LightningCLI):
         return {word: subcommands[word] for word in self.words[:1] if word in subcommands} or subcommands
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """Create the parser, which refuses abbreviated options, and raises errors instead of printing the usage."""
-        return super().init_parser(**{"allow_abbrev": False, "exit_on_error": False, **kwargs})
+        """Create the parser, which raises errors instead of printing the usage."""
+        return super().init_parser(**{"exit_on_error": False, **kwargs})
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the argument `compile`, and the two default checkpoints as sections."""

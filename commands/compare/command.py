@@ -1,6 +1,7 @@
 """The command `vlightning compare`."""
 
 import argparse
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,7 @@ def run_compare(words: list[str]) -> str:
 
     Raises:
         UserError: If an argument is wrong, or a run fails.
-        SystemExit: If it is stopped by Ctrl-C.
+        SystemExit: If it is stopped by Ctrl-C or SIGTERM.
     """
     split = words.index("--") if "--" in words else len(words)
     typed = parser_of_compare().parse_args(words[:split])
@@ -68,10 +69,15 @@ def run_compare(words: list[str]) -> str:
         others = [Run(variant, best.run.values, seed) for seed in seeds[1:]]
         return tried, [best, *map(train, others)]
 
+    def terminate(*_: object) -> None:  # unlike Ctrl-C in a terminal, SIGTERM reaches this process alone
+        trainer.stop()
+        raise KeyboardInterrupt
+
     pool = ThreadPoolExecutor(typed.jobs)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         results = list(pool.map(compared, variants))
-    except KeyboardInterrupt:  # the runs have it from the terminal too: each ends with a checkpoint
+    except KeyboardInterrupt:  # the runs have a signal too: each ends with a checkpoint
         stopped.set()
         print("\nStopping: runs in progress write their checkpoints first.", flush=True)
         pool.shutdown(cancel_futures=True)
@@ -79,6 +85,7 @@ def run_compare(words: list[str]) -> str:
         raise SystemExit(1) from None
     finally:
         pool.shutdown(cancel_futures=True)
+        signal.signal(signal.SIGTERM, before)
     outcomes = {variant.name: runs for variant, (_, runs) in zip(variants, results, strict=True)}
     text = table(outcomes, baseline)
     every = {outcome.run: outcome for tried, runs in results for outcome in (*tried, *runs)}

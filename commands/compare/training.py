@@ -3,12 +3,13 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ class Trainer:
         threads: threads of each run; None leaves the environment as it is.
         metric: name of the metric; None for that by which a run selects its best checkpoint.
         mode: `max` or `min`; None for that of the run.
+        processes: the processes of the runs in progress.
     """
 
     output: Path
@@ -104,6 +106,12 @@ class Trainer:
     threads: int | None
     metric: str | None
     mode: str | None
+    processes: set[subprocess.Popen[bytes]] = field(default_factory=set)
+
+    def stop(self) -> None:
+        """Let the runs in progress write a checkpoint and end."""
+        for process in list(self.processes):
+            process.terminate()
 
     def train(self, run: Run) -> Outcome:
         """Train a run to its end, go on with one that was stopped, or read what a finished one reached.
@@ -130,6 +138,8 @@ class Trainer:
 
     def _check_arguments(self, folder: Path, words: list[str]) -> None:
         file = folder / "arguments.json"
+        if file.is_file() and json.loads(file.read_text()) != words and last_checkpoint(folder) is None:
+            shutil.rmtree(folder)  # a run that failed before it had trained anything, whose mistake is mended now
         if not file.is_file():
             with replacing(file) as staged:
                 staged.write_text(json.dumps(words, indent=1))
@@ -167,7 +177,7 @@ class Trainer:
         if self.threads is not None:
             environment["OMP_NUM_THREADS"] = str(self.threads)
         output = folder / OUTPUT
-        if (status := run_command(words, output, environment)) in _STOPPED:
+        if (status := run_command(words, output, environment, self.processes)) in _STOPPED:
             raise KeyboardInterrupt
         if status:
             (last, *_) = reversed(output.read_text(encoding="utf-8", errors="replace").rstrip().splitlines() or [""])
@@ -188,17 +198,25 @@ class Trainer:
         return Metric(name, mode == "max")
 
 
-def run_command(words: Sequence[str], output: Path, environment: Mapping[str, str]) -> int:
+def run_command(
+    words: Sequence[str], output: Path, environment: Mapping[str, str], processes: set[subprocess.Popen[bytes]]
+) -> int:
     """Run a command of the command line in a process of its own; return its status.
 
     Args:
         words: the command and its arguments.
         output: file that its output is appended to.
         environment: its environment variables.
+        processes: the processes in progress, of which it is one until it ends.
     """
-    with output.open("a", encoding="utf-8") as file:
-        program = [sys.executable, "-m", "vlightning.cli", *words]
-        return subprocess.run(program, stdout=file, stderr=subprocess.STDOUT, env=environment, check=False).returncode
+    program = [sys.executable, "-m", "vlightning.cli", *words]
+    with output.open("ab") as file:
+        process = subprocess.Popen(program, stdout=file, stderr=subprocess.STDOUT, env=environment)
+    processes.add(process)
+    try:
+        return process.wait()
+    finally:
+        processes.discard(process)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -213,13 +231,16 @@ def _config(folder: Path) -> Path:
 
 
 def read_curve(folder: Path, metric: str) -> list[tuple[int, float]]:
-    """Return step and value of each validation, over all parts of a resumed run; later parts replace earlier ones."""
+    """Return steps and value of each validation, over all parts of a resumed run; later parts replace earlier ones.
+
+    Lightning counts the step of a log from 0: a validation after 31 steps has the number 30.
+    """
     values: dict[int, float] = {}
     for file in sorted(folder.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.split("_")[1])):
         with file.open(newline="", encoding="utf-8") as lines:
             for line in csv.DictReader(lines):
                 if line.get(metric):
-                    values[int(line["step"])] = float(line[metric])
+                    values[int(line["step"]) + 1] = float(line[metric])
     return sorted(values.items())
 
 

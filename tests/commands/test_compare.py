@@ -5,9 +5,13 @@ import csv
 import io
 import json
 import statistics
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from support.runs.command_line import CONFIG, run, tiny_config
 from vlightning.cli import main
@@ -22,7 +26,7 @@ def started(tmp_path, monkeypatch):
     """The commands of the runs, which run in this process: the tiny module is known here only."""
     commands = []
 
-    def run_here(words, output, environment):
+    def run_here(words, output, environment, processes):
         commands.append(list(words))
         with output.open("a") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
             try:
@@ -57,6 +61,8 @@ def test_variants_are_trained_with_each_seed_and_compared_seed_by_seed(started):
         assert float(row["last"]) == values[-1]
         assert float(row["best"]) == max(values)
         assert row["metric"] == "val/recall_mean"  # that of the best checkpoint
+        content = torch.load(training.last_checkpoint(Path(row["folder"])), weights_only=False)
+        assert int(row["steps"]) == content["global_step"]
     last = {name: float(row["last"]) for name, row in found.items()}
     differences = [last["fast", seed] - last["slow", seed] for seed in (0, 1)]
     half = 12.706 * statistics.stdev(differences) / 2**0.5  # of one degree of freedom
@@ -96,10 +102,11 @@ def test_a_stopped_run_goes_on_and_a_failed_one_is_named(started, monkeypatch):
     failed = run("compare", "fast.yaml", "--output", "failed", "--", "--model.dimm=3")
     assert "ended with status 2" in failed.sentence
     assert "dimm" in failed.sentence
+    assert run("compare", "fast.yaml", "--output", "failed", "--seeds", "1", "--", "--model.dim=3").status == 0
 
 
 def test_a_stopped_run_ends_the_comparison_which_starts_no_other(started, monkeypatch):
-    def stopped_by(words, output, environment):
+    def stopped_by(words, output, environment, processes):
         started.append(list(words))
         output.parent.mkdir(parents=True, exist_ok=True)
         return 130
@@ -118,8 +125,8 @@ def test_a_stopped_run_ends_the_comparison_which_starts_no_other(started, monkey
 def test_what_the_runs_warned_of_is_shown_once(started, monkeypatch):
     in_this_process = training.run_command
 
-    def warning(words, output, environment):
-        status = in_this_process(words, output, environment)
+    def warning(words, output, environment, processes):
+        status = in_this_process(words, output, environment, processes)
         with output.open("a") as file:
             file.write("vlightning: warning: All labels are equal.\n")
         return status
@@ -194,6 +201,23 @@ def test_an_interval_is_that_of_students_t():
     assert interval(values) == pytest.approx(expected, rel=3e-4)
     assert difference([1.0]) == "+1.00"
     assert spread([1.0, None, 3.0]) == "2.00 ± 1.41"
+
+
+@pytest.mark.slow
+def test_sigterm_to_the_comparison_ends_its_run_with_a_checkpoint(tmp_path):
+    words = ["configs/cocord/quickstart_teacher.yaml", "--seeds", "1", "--threads", "1", "--output", "here", "--"]
+    command = [sys.executable, "-m", "vlightning.cli", "compare", *words, "--trainer.accelerator=cpu"]
+    comparison = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not list(tmp_path.glob("here/*/seed0/version_0/metrics.csv")):  # of the first epoch
+        assert comparison.poll() is None
+        time.sleep(0.2)
+    comparison.terminate()
+    _, errors = comparison.communicate(timeout=120)
+    assert comparison.returncode == 1
+    assert "Stopped: the same command goes on." in errors
+    (folder,) = tmp_path.glob("here/*/seed0")
+    assert training.last_checkpoint(folder) is not None
+    assert "SIGTERM" in (folder / "output.txt").read_text()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file as save_tensors
 
 from support.runs.command_line import convert
 from support.runs.processes import by_another_process
@@ -217,3 +218,12 @@ def test_concurrent_swaps_of_one_folder_keep_the_later_one(folder, monkeypatch):
     swap_in(mine, folder / "many.ckpt")
     assert names(folder / "many.ckpt") == [mine.name]
     assert names(folder) == ["many.ckpt", "one.ckpt"]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_written_file_has_the_permissions_of_other_new_files(tmp_path: Path, umask: int, monkeypatch):
+    monkeypatch.setattr(files, "_UMASK", umask)  # read when the module is imported
+    with files.replacing(tmp_path / "folder") as staged:
+        staged.mkdir()
+        save_tensors({"weight": torch.zeros(1)}, staged / "weights.safetensors")
+    assert (tmp_path / "folder/weights.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask

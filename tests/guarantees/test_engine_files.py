@@ -2,8 +2,10 @@
 
 import ast
 import json
+import os
 import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,7 @@ def commands() -> dict[str, str]:
     assert kubernetes["elasticPolicy"]["maxReplicas"] == kubernetes["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
     (words,) = kubernetes["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"]
     run = yaml.safe_load((ENGINES / "skypilot.yaml").read_text())["run"].replace("\\\n", "")
-    return {"kubernetes": words, "skypilot": run.splitlines()[-1]}
+    return {"kubernetes": words.partition(" & ")[0], "skypilot": run.splitlines()[-1]}
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "skypilot"])
@@ -73,6 +75,25 @@ def test_each_file_starts_torchrun_with_options_that_it_has(name: str):
     given = get_args_parser().parse_args(words)
     assert (given.module, given.training_script) == (True, "vlightning.cli")
     assert given.training_script_args[0] == "fit"
+
+
+@pytest.mark.parametrize(("ends", "signals", "status"), [("exit 0", 0, 0), ("exit 2", 0, 2), ("sleep 60", 1, 143)])
+def test_a_pod_that_gets_sigterm_ends_with_a_status_that_starts_it_again(tmp_path: Path, ends, signals, status):
+    """torchrun ends with 1 after SIGTERM, which PyTorchJob's ExitCode takes for a failure of the program."""
+    container = yaml.safe_load((ENGINES / "kubernetes.yaml").read_text())["spec"]["pytorchReplicaSpecs"]["Worker"]
+    (container,) = container["template"]["spec"]["containers"]
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(f"#!/bin/sh\ntrap 'echo stopped; exit 1' TERM\necho started\n({ends}) & wait $!\n")
+    torchrun.chmod(0o755)
+    words = [word.replace("$(WORDS)", "") for word in container["args"]]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    pod = subprocess.Popen([*container["command"], *words], env=environment, stdout=subprocess.PIPE, text=True)
+    assert pod.stdout.readline() == "started\n"
+    if signals:
+        pod.terminate()
+    said, _ = pod.communicate(timeout=30)
+    assert pod.returncode == status
+    assert said == "stopped\n" * signals
 
 
 @pytest.mark.parametrize("file", sorted(ENGINES.iterdir()), ids=lambda file: file.name)

@@ -124,3 +124,19 @@ def test_a_disk_that_is_full_at_the_start_is_one_sentence(name, tmp_path, monkey
     assert ran.status == 1
     assert "([Errno 28] No space left on device): make room, or choose another folder" in ran.sentence
     assert not Path("runs").exists()
+
+
+def test_an_error_in_a_class_of_the_user_is_one_sentence(tmp_path, monkeypatch):
+    lines = [
+        "import torch",
+        "class Mine(torch.nn.Module):",
+        "    def __init__(self, weights: str):",
+        "        open(weights)",
+    ]
+    (tmp_path / "mine.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    network = ("--model.teacher.network=mine.Mine", "--model.teacher.network.weights=none.pt")
+    ran = run("fit", "--config=configs/cocord/quickstart.yaml", *network)
+    assert ran.status == 1
+    reason = "mine.Mine raised an error when it was made: [Errno 2] No such file or directory: 'none.pt'"
+    assert ran.sentence == f"{reason} (--debug shows the traceback)"

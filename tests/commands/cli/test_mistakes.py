@@ -119,6 +119,9 @@ def test_a_missing_or_misspelt_subcommand_names_the_four(words: list[str]):
 
 def test_abbreviated_options_are_not_accepted():
     assert "'--trainer.max_epochs'" in run("fit", "--config", "tiny.yaml", "--trainer.max_epo=3").sentence
+    for option in ("--model.text.fusion_depth", "--model.contrast.queue_size"):  # fields of a class's groups
+        said = run("fit", "--config", "configs/albef/quickstart.yaml", f"{option[:-1]}=2").sentence
+        assert f"did you mean '{option}'?" in said
 
 
 def test_two_configs_of_different_methods_are_one_sentence():
