@@ -71,7 +71,7 @@ def sentence(error: Exception) -> str | None:
     by_lightning = bool(files) and "lightning" in files[-1].parts
     if isinstance(error, ModuleNotFoundError) and files and (by_lightning or files[-1].is_relative_to(PACKAGE_ROOT)):
         return missing_package(error)
-    if message := out_of_memory(error, files) or mismatch(error) or failed_constructor(str(error)):
+    if message := out_of_memory(error, files) or mismatch(error):
         return message
     if not isinstance(error, UserError) and (message := disk_full(error)):
         return message
@@ -80,7 +80,8 @@ def sentence(error: Exception) -> str | None:
         files = [Path(file) for file in re.findall(r'File "([^"]+)", line \d+', text)]
         text = re.split(r"\n[\w.]+: ", text)[-1]
     if files and "jsonargparse" in files[-1].parts and isinstance(error.__cause__, Exception):
-        return sentence(error.__cause__)  # jsonargparse wraps the error of a constructor
+        # jsonargparse wraps the error of a constructor.
+        return sentence(error.__cause__) or failed_constructor(text)
     by_metrics = bool(files) and files[-1].is_relative_to(PACKAGE_ROOT / "metrics")
     kinds = (ValueError, FileNotFoundError, FileExistsError) if by_lightning or by_metrics else ()
     return " ".join(text.split()) if isinstance(error, (UserError, MisconfigurationException, *kinds)) else None

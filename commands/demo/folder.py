@@ -202,13 +202,16 @@ def captions_beside(folder: Path, column: str = "caption") -> tuple[list[str], P
     return [], None
 
 
-def titled(folder: ImageFolder, captions: str | None, column: str | None) -> tuple[ImageFolder, list[str], Path | None]:
+def titled(
+    folder: ImageFolder, captions: str | None, column: str | None, image_column: str = "image"
+) -> tuple[ImageFolder, list[str], Path | None]:
     """Return a folder with the titles of its images, the captions of a file, and the file.
 
     Args:
         folder: The images.
         captions: A file as of `read_captions`; None for a table in the folder.
         column: Column of the captions in it; None for `caption`.
+        image_column: Column of the images' names in it.
 
     Raises:
         UserError: If there is no such file or column, or no caption in it.
@@ -225,21 +228,24 @@ def titled(folder: ImageFolder, captions: str | None, column: str | None) -> tup
                 f"Expected a table with the column {column!r} in {str(folder.root)!r} for --caption_column, got none: "
                 "give its file after --captions, or correct the column."
             )
-    titles = {} if file is None else read_titles(folder, file, name)
+    titles = {} if file is None else read_titles(folder, file, name, image_column)
     return replace(folder, titles=titles), texts, file
 
 
-def read_titles(folder: ImageFolder, file: Path, column: str = "caption") -> dict[str, str]:
+def read_titles(
+    folder: ImageFolder, file: Path, column: str = "caption", image_column: str = "image"
+) -> dict[str, str]:
     """Return the first captions of the images of a folder that a table names, by the names of the images.
 
-    The table names an image under `image` or `file_name`, by its path from the folder of the table or of the images.
+    The table names an image under the image column, or `file_name`, by its path from the folder of the table or of the
+    images.
     """
     if file.suffix not in _TABLES:
         return {}
     names = set(folder.names)
     titles: dict[str, str] = {}
     for item in _items(file):
-        name = item.get("image", item.get("file_name"))
+        name = item.get(image_column, item.get("file_name"))
         captions = _captions(item, column)
         if not isinstance(name, str) or not captions:
             continue

@@ -62,9 +62,15 @@ def read_lines(file: Path) -> list[str]:
 
 
 def texts_or_lines(words: list[str]) -> list[str]:
-    """Return the words of an option: texts, or the lines of the one text file that they name."""
+    """Return the words of an option: texts, or the lines of the one text file that they name.
+
+    Raises:
+        UserError: If there is no such file.
+    """
     if len(words) == 1 and words[0].endswith(".txt"):
-        return read_lines(Path(words[0]).expanduser())
+        if not (file := Path(words[0]).expanduser()).is_file():
+            raise UserError(f"Expected a text file, got {words[0]!r}, which does not exist: correct the path.")
+        return read_lines(file)
     return words
 
 

@@ -160,7 +160,10 @@ class DividedSources(CheckedArguments, pl.LightningDataModule):
         if self.division is None:
             return sources
         if other := next((split for split in SPLITS[1:] if sources[split]), None):
-            raise UserError(f"Expected data.train alone with data.split, got data.{other} too: leave out one of them.")
+            raise UserError(
+                f"Expected data.train alone with data.split, got data.{other} too: leave out one of them; --data.split "
+                "null switches off the division of a checkpoint."
+            )
         if not sources["train"]:
             raise UserError("Expected data.train with data.split, got none: give the source that is divided.")
         return sources | dict.fromkeys(self.division.shares, sources["train"])

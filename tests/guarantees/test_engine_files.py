@@ -60,7 +60,7 @@ def commands() -> dict[str, str]:
     assert kubernetes["elasticPolicy"]["maxReplicas"] == kubernetes["pytorchReplicaSpecs"]["Worker"]["replicas"] == 2
     (words,) = kubernetes["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["args"]
     run = yaml.safe_load((ENGINES / "skypilot.yaml").read_text())["run"].replace("\\\n", "")
-    return {"kubernetes": words.partition(" & ")[0], "skypilot": run.splitlines()[-1]}
+    return {"kubernetes": words.partition("TERM;")[2].partition(" & ")[0], "skypilot": run.splitlines()[-1]}
 
 
 @pytest.mark.parametrize("name", ["kubernetes", "skypilot"])
@@ -77,7 +77,9 @@ def test_each_file_starts_torchrun_with_options_that_it_has(name: str):
     assert given.training_script_args[0] == "fit"
 
 
-@pytest.mark.parametrize(("ends", "signals", "status"), [("exit 0", 0, 0), ("exit 2", 0, 2), ("sleep 60", 1, 143)])
+@pytest.mark.parametrize(
+    ("ends", "signals", "status"), [("exit 0", 0, 0), ("exit 2", 0, 2), ("exec sleep 60 >&-", 1, 143)]
+)
 def test_a_pod_that_gets_sigterm_ends_with_a_status_that_starts_it_again(tmp_path: Path, ends, signals, status):
     """torchrun ends with 1 after SIGTERM, which PyTorchJob's ExitCode takes for a failure of the program."""
     container = yaml.safe_load((ENGINES / "kubernetes.yaml").read_text())["spec"]["pytorchReplicaSpecs"]["Worker"]

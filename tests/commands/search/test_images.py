@@ -74,6 +74,14 @@ def test_a_text_ranks_the_images_of_a_folder_by_a_published_model_with_its_tempe
     again = run(*words, "--count=7", f"--captions={colors}/pairs.csv")
     assert "Embedding" not in again.out
     assert hits(again) == found
+    renamed = tmp_path / "renamed.csv"
+    renamed.write_text(
+        (colors / "pairs.csv").read_text().replace("image,", "path,", 1).replace("images/", f"{colors}/images/")
+    )
+    assert hits(run(*words, "--count=7", f"--captions={renamed}", "--image_column=path")) == found
+    untitled = run(*words, "--count=7", f"--captions={renamed}")
+    assert not any(title for *_, title in hits(untitled))
+    assert f"No titles: {renamed} names no image of {colors}/images under 'image'" in untitled.err
 
 
 def test_a_run_and_an_export_rank_as_the_demo_with_the_titles_in_the_folder(albef, tmp_path):
