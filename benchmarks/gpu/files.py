@@ -87,15 +87,19 @@ def loader(setting: Setting, case: str, images: int, steps: int, folder: Path) -
         options |= {"tokenizer": str(folder / "vocab.txt"), "vocab_size": entries}
     else:
         options["vocab_size"] = 49408
-    workers = 0 if setting.pretend else max(1, min(16, (os.cpu_count() or 2) - 1))
     return FilesDataModule(
         files_of(setting, folder),
         length=images * steps,
         batch_size=images,
-        num_workers=workers,
+        num_workers=workers(setting),
         min_crop=0.5,
         **options,
     )
+
+
+def workers(setting: Setting) -> int:
+    """Return the number of the loader's workers: one core stays for the step."""
+    return 0 if setting.pretend else max(1, min(16, (os.cpu_count() or 2) - 1))
 
 
 def files_of(setting: Setting, folder: Path) -> list[Path]:

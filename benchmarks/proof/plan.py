@@ -72,7 +72,8 @@ def next_run(
 def planned(claim: Claim, lines: Sequence[Line], failed: Collection[Run] = ()) -> Iterator[tuple[int, Run]]:
     """Yield the runs of a claim with their order: the search of all budgets, then seed by seed.
 
-    Preparations stand before the first variant that needs them.
+    Preparations stand before the first variant that needs them. Variants of which all runs with a seed are finished are
+    left out.
 
     Args:
         claim: the claim.
@@ -80,18 +81,23 @@ def planned(claim: Claim, lines: Sequence[Line], failed: Collection[Run] = ()) -
         failed: runs that ended with an error.
     """
     prepared: set[Run] = set()
+    finished = {key_of(line) for line in lines}
     for order, seed in enumerate(claim.seeds, 1):
         for budget in claim.budgets:
             for variant in claim.variants_of(budget):
                 if seed not in claim.seeds_of(variant):
                     continue
+                rates = _rates(claim, budget, variant, order == 1, lines, failed)
+                runs = [Run(claim.name, variant.name, budget.name, rate, seed) for rate in rates]
+                if runs and all(run.key in finished for run in runs):
+                    continue  # perhaps on another machine: nothing needs their preparations here
                 needed = claim.needed(variant.needs)
                 for run in (claim.run_of(preparation, seed) for preparation in needed):
                     if run.claim == claim.name and run not in prepared:
                         prepared.add(run)
                         yield order, run
-                for rate in _rates(claim, budget, variant, order == 1, lines, failed):
-                    yield order, Run(claim.name, variant.name, budget.name, rate, seed)
+                for run in runs:
+                    yield order, run
 
 
 def _rates(
