@@ -64,8 +64,8 @@ OPTIONS = {
     "--batch_size --num_workers --method --model --help",
     "compare": "--output --seeds --first_seed --baseline --metric --mode --test --sweep --trials --jobs --threads "
     "--help",
-    "demo": "--model --weights --images --store --captions --caption_column --classes --port --cache "
-    "--batch_size --num_workers --device --help",
+    "demo": "--model --weights --images --store --captions --caption_column --image_column --classes --port "
+    "--cache --batch_size --num_workers --device --help",
 }
 
 SCRIPT = """\

@@ -89,7 +89,7 @@ def run_compare(words: list[str]) -> str:
     outcomes = {variant.name: runs for variant, (_, runs) in zip(variants, results, strict=True)}
     text = table(outcomes, baseline)
     every = {outcome.run: outcome for tried, runs in results for outcome in (*tried, *runs)}
-    write_rows(typed.output / "runs.csv", list(every.values()))
+    write_rows(typed.output / "runs.csv", list(every.values()), outcomes[baseline])
     (typed.output / "table.md").write_text(text, encoding="utf-8")
     draw(typed.output / "curves.png", outcomes)
     return f"{text}\nWrote table.md, runs.csv and curves.png to {typed.output}\n"

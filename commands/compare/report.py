@@ -75,17 +75,27 @@ def table(outcomes: Outcomes, baseline: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_rows(path: Path, outcomes: Sequence[Outcome]) -> None:
-    """Write a row for each run, those of a search too."""
+def write_rows(path: Path, outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> None:
+    """Write a row for each run, those of a search too.
+
+    Args:
+        path: the CSV file.
+        outcomes: of all runs.
+        baseline: of the seeds of the baseline; the column `less_baseline` is the difference from that of the same seed.
+    """
+    values_of_baseline = {outcome.run.seed: _value(outcome) for outcome in baseline}
     options = list(dict.fromkeys(option for outcome in outcomes for option, _ in outcome.run.values))
     with replacing(path) as staged, staged.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["variant", *options, "seed", "metric", "last", "best", "test", "steps", "seconds", "folder"])
+        titles = ["variant", *options, "seed", "metric", "last", "best", "test", "less_baseline", "steps", "seconds"]
+        writer.writerow([*titles, "folder"])
         for outcome in outcomes:
             values = dict(outcome.run.values)
             columns = [outcome.run.variant.name, *(values.get(option, "") for option in options), outcome.run.seed]
-            columns += [outcome.metric.name, outcome.last, outcome.best, outcome.tested, outcome.curve[-1][0]]
-            writer.writerow([*columns, round(outcome.seconds, 1), outcome.folder])
+            columns += [outcome.metric.name, outcome.last, outcome.best, outcome.tested]
+            other = values_of_baseline.get(outcome.run.seed)
+            columns.append(None if other is None else _value(outcome) - other)
+            writer.writerow([*columns, outcome.curve[-1][0], round(outcome.seconds, 1), outcome.folder])
 
 
 def draw(path: Path, outcomes: Outcomes) -> None:

@@ -39,6 +39,7 @@ def parser_of_demo() -> CommandParser:
         "title; by default such a table in the folder of the images",
     )
     add("--caption_column", help="column of the captions and titles in that table; caption")
+    add("--image_column", default="image", help="column of the images' names in that table; image")
     add(
         "--classes", nargs="+", default=[], help="names of classes, or a text file with one a line; changed on the page"
     )
@@ -61,7 +62,7 @@ def run_demo(words: list[str]) -> str:
         raise UserError("Expected the package gradio for vlightning demo, got none: pip install 'vlightning[demo]'.")
     folder = read_folder(typed.images)
     classes = texts_or_lines(typed.classes)
-    folder, captions, source = titled(folder, typed.captions, typed.caption_column)
+    folder, captions, source = titled(folder, typed.captions, typed.caption_column, typed.image_column)
     with bound(typed.port) as address:  # before the images are embedded, which may take minutes
         model = load_model(typed.model, typed.weights)
         model.network.to(typed.device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -9,6 +9,7 @@ from typing import Any
 from PIL import Image
 
 from ...common.errors import UserError
+from ...common.messages import warn
 from ...datamodules.base.decode import MAX_PIXELS, decode_image
 from ...datamodules.base.faults import ROW_ERRORS, BadSample
 from ...datamodules.reading.layout import captions_in
@@ -203,9 +204,11 @@ def captions_beside(folder: Path, column: str = "caption") -> tuple[list[str], P
 
 
 def titled(
-    folder: ImageFolder, captions: str | None, column: str | None, image_column: str = "image"
+    folder: ImageFolder, captions: str | None, column: str | None, image_column: str
 ) -> tuple[ImageFolder, list[str], Path | None]:
     """Return a folder with the titles of its images, the captions of a file, and the file.
+
+    A warning says when a named table has no title of any of the images.
 
     Args:
         folder: The images.
@@ -229,12 +232,13 @@ def titled(
                 "give its file after --captions, or correct the column."
             )
     titles = {} if file is None else read_titles(folder, file, name, image_column)
+    if captions is not None and file.suffix in _TABLES and not titles:
+        images = f"no image of {folder.root} under {image_column!r}"
+        warn(f"No titles: {file} names {images}; name the column with --image_column.")
     return replace(folder, titles=titles), texts, file
 
 
-def read_titles(
-    folder: ImageFolder, file: Path, column: str = "caption", image_column: str = "image"
-) -> dict[str, str]:
+def read_titles(folder: ImageFolder, file: Path, column: str, image_column: str) -> dict[str, str]:
     """Return the first captions of the images of a folder that a table names, by the names of the images.
 
     The table names an image under the image column, or `file_name`, by its path from the folder of the table or of the

@@ -8,7 +8,7 @@ import torch
 
 from ...common.errors import UserError
 from ...common.files import replacing
-from ...common.messages import say, warn
+from ...common.messages import say
 from ...common.shown import shown
 from ...datamodules.base.faults import BadSample
 from ...datamodules.reading.cache import index_cache
@@ -102,11 +102,7 @@ def images_of(
             raise UserError(f"Expected no --captions with the table {source!r}, got {captions!r}: leave it out.")
         table = read_table(source, image_column, caption_column or "caption")
         return table, list(dict.fromkeys(table.titles.values()))
-    folder, texts, file = titled(read_folder(source, "after the model"), captions, caption_column, image_column)
-    if captions is not None and not folder.titles:
-        warn(
-            f"No titles: {file} names no image of {source} under {image_column!r}; name the column with --image_column."
-        )
+    folder, texts, _ = titled(read_folder(source, "after the model"), captions, caption_column, image_column)
     return folder, texts
 
 

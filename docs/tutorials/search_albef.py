@@ -95,7 +95,7 @@ from pathlib import Path
 from PIL import Image
 
 table = data.open_split("test")
-Path("my_images").mkdir()
+Path("my_images").mkdir(exist_ok=True)
 for row in range(FOLDER):
     table.image(row).save(f"my_images/{row:04}.png")
 

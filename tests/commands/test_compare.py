@@ -65,6 +65,8 @@ def test_variants_are_trained_with_each_seed_and_compared_seed_by_seed(started):
         assert int(row["steps"]) == content["global_step"]
     last = {name: float(row["last"]) for name, row in found.items()}
     differences = [last["fast", seed] - last["slow", seed] for seed in (0, 1)]
+    assert [float(found["fast", seed]["less_baseline"]) for seed in (0, 1)] == pytest.approx(differences)
+    assert {float(found["slow", seed]["less_baseline"]) for seed in (0, 1)} == {0.0}
     half = 12.706 * statistics.stdev(differences) / 2**0.5  # of one degree of freedom
     mean = statistics.mean(differences)
     (line,) = (line for line in Path("comparison/table.md").read_text().splitlines() if line.startswith("| fast"))

@@ -329,4 +329,23 @@ def test_a_run_is_served_by_its_best_checkpoint(models, tmp_path, monkeypatch):
     assert ran.status == 0, ran.err
     ((search, source, classes, _),) = served
     assert (source, classes) == ("captions.json", ["ring", "cross"])
+    assert len(search.folder.titles) == 2
     torch.testing.assert_close(search.model.encode_texts([TEXT]), load_model(str(models[0])).encode_texts([TEXT]))
+
+
+def test_titles_are_found_by_the_column_that_names_the_images(models, tmp_path, monkeypatch):
+    served = []
+    monkeypatch.setattr(command, "find_spec", lambda name: name)
+    monkeypatch.setattr(command, "serve", lambda search, *others: served.append(search.folder.titles))
+    names = write_images(tmp_path / "images", 2)
+    rows = [{"photo": name, "caption": f"title {name}"} for name in names]
+    table, lines = tmp_path / "images/photos.json", tmp_path / "lines.txt"
+    table.write_text(json.dumps(rows))
+    lines.write_text("a ring\na cross\n")
+    words = ("--model", models[0], "--images", tmp_path / "images", "--cache", tmp_path / "cache", "--num_workers=0")
+    named = run("demo", *words, "--port=0", "--captions", table, "--image_column=photo")
+    unnamed = run("demo", *words, "--port=0", "--captions", table)
+    untitled = run("demo", *words, "--port=0", "--captions", lines)
+    assert served == [{name: f"title {name}" for name in names}, {}, {}]
+    assert "No titles" not in named.err + untitled.err  # a text file of captions names no images
+    assert f"No titles: {table} names no image of {tmp_path}/images under 'image'" in unnamed.err
