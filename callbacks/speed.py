@@ -20,11 +20,23 @@ from ..common.messages import warn
 from ..common.private_api import DispatchMode, compiles_itself, steps_taken
 from ..common.ranges import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, CheckedArguments
 
+_ATTENTION = {
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{device}{direction}"): products
+    for kernel, device in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
+    for direction, products in (("", 2), ("_backward", 4))
+}
+"""Number of matrix products of attention in torch's kernels.
+
+torch's formulas know none of a CPU, and count that the others compute the scores again for the backward pass: the same
+step would have other operations on each device.
+"""
+
 
 class CountFlops(DispatchMode):
     """Count the operations of matrix products, convolutions and attention inside the context, from their shapes.
 
-    Unlike torch's `FlopCounterMode` it follows no modules, which would add hooks to each, and runs operations without a
+    The number is that of the formulas, the same on all devices: what a kernel computes again is not counted. Unlike
+    torch's `FlopCounterMode` it follows no modules, which would add hooks to each, and runs operations without a
     formula, such as a Triton kernel, as they are.
 
     Attributes:
@@ -52,12 +64,25 @@ class CountFlops(DispatchMode):
         result = func(*args, **kwargs)
         if packet is torch.ops.aten.convolution_backward:
             self.flops += convolution_backward_flops(*args, **kwargs)
+        elif (products := _ATTENTION.get(packet)) is not None:
+            query, key = args[:2] if products == 2 else args[1:3]  # behind the output's gradient
+            self.flops += products * attention_product_flops(query, key)
         elif (formula := flop_registry.get(packet)) is not None:
             try:
                 self.flops += formula(*args, **kwargs, out_val=result)
             except Exception as error:  # must not end a training
                 self.failed = error
         return result
+
+
+def attention_product_flops(query: Tensor, key: Tensor) -> int:
+    """Return the operations of one matrix product of attention, of queries with keys or of weights with values.
+
+    Args:
+        query: [B, H, L, D].
+        key: [B, H or fewer, N, D].
+    """
+    return 2 * query.numel() * key.shape[-2]
 
 
 def convolution_backward_flops(gradient: Tensor, image: Tensor, weight: Tensor, *options: Any) -> int:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
@@ -169,6 +171,35 @@ def test_a_convolution_costs_three_times_its_forward_pass_with_any_number_of_gro
         loss.backward()
     assert forward.flops > 0
     assert backward.flops == 2 * forward.flops
+
+
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_has_the_same_operations_by_each_kernel(kernel, masked):
+    query = torch.randn(2, 3, 5, 8, requires_grad=True)
+    key, value = (torch.randn(2, 3, 7, 8, requires_grad=True) for _ in range(2))
+    mask = torch.ones(2, 1, 5, 7, dtype=torch.bool) if masked else None
+    with sdpa_kernel(kernel):
+        with CountFlops() as forward:
+            loss = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask).sum()
+        with CountFlops() as backward:
+            loss.backward()
+        with CountFlops() as frozen, torch.no_grad():
+            torch.nn.functional.scaled_dot_product_attention(query, key, value, mask)
+    product = 2 * 2 * 3 * 5 * 7 * 8
+    assert (forward.flops, backward.flops, frozen.flops) == (2 * product, 4 * product, 2 * product)
+
+
+@pytest.mark.parametrize("kernel", ["flash", "efficient", "cudnn"])
+def test_attention_of_a_gpu_does_not_count_the_scores_that_it_computes_again(kernel):
+    with FakeTensorMode():
+        query = torch.empty(2, 3, 5, 8, device="cuda", dtype=torch.float16)
+        key = torch.empty(2, 3, 7, 8, device="cuda", dtype=torch.float16)
+        rest = {"flash": (), "efficient": (None, True), "cudnn": (None, True)}[kernel]
+        function = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention")
+        with CountFlops() as forward:
+            function(query, key, key, *rest)
+    assert forward.flops == 2 * (2 * 2 * 3 * 5 * 7 * 8)
 
 
 def starved(monkeypatch, capsys, *readings, **options) -> str:
