@@ -26,28 +26,29 @@ RECIPES = {
 
 
 def main() -> None:
-    """Print a row for each recipe, with the largest batch of a process and the hours on each GPU."""
+    """Print a row for each recipe."""
     callbacks.load_all()
     lightning_modules.load_all()
     print("| recipe | pairs of a step | GiB of a process | " + " | ".join(SHOWN) + " | hours on 8 x h100 / a100 |")
     print("|---|---:|---:|" + "---:|" * (len(SHOWN) + 1))
-    for name, words in RECIPES.items():
-        planned = read([word if word.startswith("--") else f"--config=configs/{word}.yaml" for word in words])
-        batch = planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * PROCESSES
-        logging.disable(logging.WARNING)
-        start(planned.module)
-        found = estimate(planned.module, planned.data, PROCESSES, PRECISION)
-        gib = sum(found.memory(batch // PROCESSES, False).values()) / 2**30
-        largest = [f"{found.largest_rows(GPUS[gpu].memory, False):,}" for gpu in SHOWN]
-        batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
-        steps, operations = steps_of(planned, batch * batches), found.step["flops"](batch // PROCESSES) * batches
-        hours = [
-            "" if steps is None else f"{steps * operations / (GPUS[gpu].half * MFU) / 3600:,.1f}"
-            for gpu in ("h100", "a100")
-        ]
-        print(
-            f"| {name} | {batch:,} | {gib:.1f} | {' | '.join(largest)} | {' / '.join(hours).strip(' /')} |", flush=True
-        )
+    for name in RECIPES:
+        print(row(name), flush=True)
+
+
+def row(name: str) -> str:
+    """Return the row of a recipe, with the largest batch of a process and the hours on each GPU."""
+    planned = read([word if word.startswith("--") else f"--config=configs/{word}.yaml" for word in RECIPES[name]])
+    batch = planned.data.get("global_batch_size") or (planned.data.get("batch_size") or 32) * PROCESSES
+    logging.disable(logging.WARNING)
+    start(planned.module)
+    found = estimate(planned.module, planned.data, PROCESSES, PRECISION)
+    gib = sum(found.memory(batch // PROCESSES, False).values()) / 2**30
+    largest = [f"{found.largest_rows(GPUS[gpu].memory, False):,}" for gpu in SHOWN]
+    batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
+    steps, operations = steps_of(planned, batch * batches), found.step["flops"](batch // PROCESSES) * batches
+    seconds = None if steps is None else [steps * operations / (GPUS[gpu].half * MFU) for gpu in ("h100", "a100")]
+    hours = " / ".join(f"{each / 3600:,.1f}" for each in seconds or ())
+    return f"| {name} | {batch:,} | {gib:.1f} | {' | '.join(largest)} | {hours} |"
 
 
 if __name__ == "__main__":

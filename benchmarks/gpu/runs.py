@@ -13,7 +13,6 @@ from cases import Case
 from lightning.pytorch import Callback, Trainer
 from setting import Setting
 from torch.utils.data import DataLoader
-from torch.utils.flop_counter import FlopCounterMode
 
 from vlightning.callbacks import (
     CompileCallback,
@@ -22,6 +21,7 @@ from vlightning.callbacks import (
     SkipNonFiniteSteps,
     StopOnSignal,
 )
+from vlightning.callbacks.speed import CountFlops
 
 WARM_UP, COUNTED, ROUND = 5, 20, 5
 TOY_IMAGES = 8
@@ -75,7 +75,7 @@ class Clock(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Count the flops of the first step; begin a round."""
         if batch_idx == 0 and self.count_flops:
-            self._counter = FlopCounterMode(display=False)
+            self._counter = CountFlops()
             self._counter.__enter__()
         if batch_idx >= self.warm_up and (batch_idx - self.warm_up) % ROUND == 0:
             self._end_round(ROUND)
@@ -90,7 +90,7 @@ class Clock(Callback):
         """End the count of flops."""
         if batch_idx == 0 and self.count_flops:
             self._counter.__exit__(None, None, None)
-            self.flops = self._counter.get_total_flops()
+            self.flops = self._counter.flops
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         """End the last round, and read the peak memory."""

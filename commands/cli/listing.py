@@ -133,8 +133,12 @@ def run_configs(words: list[str]) -> str:
         return f"usage: vlightning configs [FOLDER]\n\nFOLDER is one of {', '.join(folders)}.\n"
     if len(words) > 1:
         raise UserError(f"Expected one method after configs, got {' '.join(words)!r}: name one, or none for all.")
+    others = {entry.name: entry.module.partition(".")[0] for entry in installed()}
+    if words and words[0] in others and words[0] not in folders:
+        return f"The configs of {words[0]} are those of the package {others[words[0]]}: give their files to --config.\n"
     if words and words[0] not in folders:
-        raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], folders)}")
+        known = [*folders, *others]
+        raise UserError(f"Expected a method after configs, got {words[0]!r}: {did_you_mean(words[0], known)}")
     lines = []
     for config in _under(words[0] if words else "", *_LISTED):
         lines += [config.path, *_wrapped(config.summary), *(f"    {command}" for command in config.commands if words)]

@@ -45,7 +45,7 @@ class Training:
 
     @classmethod
     def of_checkpoint(cls, content: Mapping[str, Any], run: Path | None = None) -> "Training":
-        """Read a checkpoint, and the files `environment.json` and `metrics.json` in the folder of its run."""
+        """Read a checkpoint, and `environment.json`, `metrics.json` and `config.yaml` in the folder of its run."""
         states = (content.get("callbacks") or {}).values()
         seeds = [state["seed"] for state in states if isinstance(state, Mapping) and "seed" in state]
         data = dict(content.get("datamodule_hyper_parameters") or {})
@@ -61,7 +61,7 @@ class Training:
             data,
             steps=content.get("global_step"),
             epochs=None if epoch is None else epoch + 1,
-            seed=next(iter(seeds), None),
+            seed=next(iter(seeds), None if run is None else _seed_of_config(run / "config.yaml")),
             commit=(git or {}).get("commit"),
             results=results,
         )
@@ -103,6 +103,16 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _seed_of_config(file: Path) -> int | None:
+    """Return the seed in the configuration of a run; None if there is none."""
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return None
+    seed = content.get("seed_everything") if isinstance(content, dict) else None
+    return seed if type(seed) is int else None
 
 
 def tokenizer_of_data(datamodule: Any | None) -> str | None:

@@ -78,6 +78,7 @@ def test_the_lists_name_the_method(project):
     assert "toy (ToyMethod)\n  A sixth method in one file" in listed
     assert "toy_pairs (ToyPairs)\n  A method of image-text pairs in one file" in listed
     assert "ToyMethod" in vlightning(project, "fit", "--help")
+    assert "The configs of toy are those of the package other_package" in vlightning(project, "configs", "toy")
 
 
 def test_a_checkpoint_resumes_and_validates(project, toy):

@@ -95,6 +95,16 @@ def test_the_model_card_reads_the_files_of_the_run(tmp_path):
     assert "| test/loss | test | not finite |  |" in card
 
 
+def test_the_seed_of_a_run_without_draws_of_its_own_is_that_of_its_config(tmp_path):
+    assert Training.of_checkpoint({}, tmp_path).seed is None
+    for text, seed in (("seed_everything: 7", 7), ("seed_everything: true", None), ("- [", None)):
+        (tmp_path / "config.yaml").write_text(text)
+        assert Training.of_checkpoint({}, tmp_path).seed == seed
+    states = {"StepSeedCallback": {"seed": 3}}
+    (tmp_path / "config.yaml").write_text("seed_everything: 7")
+    assert Training.of_checkpoint({"callbacks": states}, tmp_path).seed == 3
+
+
 def test_a_model_card_names_no_folder_of_the_machine(tmp_path):
     data = {"_class_path": "x.ImageTextDataModule", "train": ["/home/me/secret/own.csv", "s3://open/pairs.tar"]}
     tiny_clip().save_pretrained(tmp_path / "out", training=Training(data))
