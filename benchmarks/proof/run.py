@@ -6,6 +6,12 @@ Finished runs are skipped, and interrupted ones go on from their last checkpoint
 again, also on another machine with the same files of results. A run that fails writes a line to `failures.jsonl` in the
 work folder and does not stop the others; the next command tries it again. A claim is a file of
 `benchmarks/proof/claims/`, or a Python file with an attribute `CLAIM`.
+
+Networks of this size leave a GPU idle. Several jobs share one at the same time under NVIDIA's MPS; without it they
+take turns:
+
+    nvidia-cuda-mps-control -d
+    python benchmarks/proof/run.py mmlg --jobs 15 --accelerator gpu --data ~/data
 """
 
 import argparse

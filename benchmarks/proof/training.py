@@ -87,6 +87,7 @@ class OneRun:
         self.folders = folders
         self.folder = folders.of(run)
         self.texts = {**claim.variables, "data": folders.data, "work": str(folders.work)}
+        self.texts["accelerator"] = folders.accelerator
         self.texts |= _texts("folder", self.folder)
         for preparation in claim.all_preparations:
             self.texts |= _texts(preparation.name, folders.of(claim.run_of(preparation, run.seed)))

@@ -202,6 +202,9 @@ def test_a_claim_of_the_repository_is_complete(file):
         words = [*(claim.words if trained in claim.variants else ()), *trained.words]
         if words:
             resolved_config(filled(words, folders, {"epoch": 8.0, "steps": 80.0}))
+    for preparation in claim.preparations:
+        for words in (*preparation.before, *preparation.after):
+            assert "$" not in "".join(filled(words, folders | claim.variables | {"accelerator": "cpu"}))
     for probe in (probe for variant in claim.variants for probe in variant.probes):
         resolved_config(filled(probe.words, folders, {"epoch": 8.0}))
     runs = [run for _, run in planned(claim, [])]

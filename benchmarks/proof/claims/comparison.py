@@ -34,7 +34,12 @@ CLIP_NORMALIZATION = (
 CLIP_TOKENS = ("--data.tokenizer=clip", "--data.vocab_size=49408")
 OWN_TOKENS = ("--data.vocab_size=2000",)
 EQUAL_TEXTS = "--model.match_equal_texts=true"
-QUIET = ("--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu")
+QUIET = (
+    "--trainer.logger=false",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=${accelerator}",
+    "--trainer.devices=1",
+)
 
 # Towers of one shape
 

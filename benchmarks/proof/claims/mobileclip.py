@@ -41,7 +41,12 @@ def rows(first: int, last: int) -> str:
 TEACHERS_HALF, STUDENTS_HALF = rows(0, 80), rows(80, 160)
 CAPTIONER_VALIDATION = rows(150, 160)  # of the student's half, which the captioner has not seen
 TESTED = (f"--data.test={FASHION}/test.parquet",)
-QUIET = ("--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu")
+QUIET = (
+    "--trainer.logger=false",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=${accelerator}",
+    "--trainer.devices=1",
+)
 
 # Teachers
 
@@ -76,7 +81,7 @@ def teacher(name: str) -> Preparation:
 
 EMBEDDED = (
     *("embed", "${teacher_lite0_checkpoint}", "--of=images", f"--data.predict={FASHION}/train.parquet"),
-    *("--output=${folder}/store", "--batch_size=128", "--num_workers=0", "--accelerator=cpu"),
+    *("--output=${folder}/store", "--batch_size=128", "--num_workers=0", "--accelerator=${accelerator}"),
 )
 CAPTIONER = (
     *("--model=CaptioningModule", "--model.embed_dim=512", "--data=EmbeddedCaptionsDataModule"),
