@@ -158,16 +158,24 @@ def preparations(claim: Claim, lines: Sequence[Line]) -> str:
     rows = []
     for name, found in by_name.items():
         names = list(found[0]["metrics"])
-        wanted = [metric for metric in names if metric in (claim.metric, *claim.shown)] or names
+        last = claim.metric.rpartition("/")[2]  # of a metric whose name has a protocol, too
+        wanted = [metric for metric in names if metric in (claim.metric, *claim.shown)]
+        wanted = wanted or [metric for metric in names if metric.rpartition("/")[2] == last] or names
         metrics = ", ".join(f"{metric} {spread([line['metrics'].get(metric) for line in found])}" for metric in wanted)
         rows.append(f"| {name} | {metrics} | {statistics.mean(line['flops'] for line in found) / 1e12:,.1f} |")
     return "\n".join(["| before the runs | metrics | TFLOPs |", "|---|---|---|", *rows]) if rows else ""
 
 
 def draw(claim: Claim, lines: Sequence[Line], target: Path) -> None:
-    """Draw the metric of the validation split over the FLOPs, a panel for each budget, with deviations of the seeds."""
+    """Draw the metric of the validation split over the FLOPs, a panel for each budget, with deviations of the seeds.
+
+    Of a claim with sums, draw instead the first shown metric of the runs of each sum.
+    """
     import matplotlib.pyplot as plt
 
+    if claim.sums:
+        draw_sums(claim, lines, target)
+        return
     budgets = [budget for budget in claim.budgets if table(claim, lines, budget)]
     if not budgets:
         return
@@ -185,6 +193,25 @@ def draw(claim: Claim, lines: Sequence[Line], target: Path) -> None:
                 legend[variant.name] = axis.errorbar(flops, means, bars, marker=".", capsize=2, color=f"C{number}")
         axis.set(title=budget.name, xlabel="TFLOPs", ylabel=claim.metric)
     figure.legend(list(legend.values()), list(legend), loc="outside lower center", ncols=2, frameon=False)
+    figure.savefig(target, dpi=110)
+    plt.close(figure)
+
+
+def draw_sums(claim: Claim, lines: Sequence[Line], target: Path) -> None:
+    """Draw the first shown metric of the runs of each sum, a line a sum, with deviations of the seeds."""
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    for name, variants in claim.sums.items():
+        runs = [measured(claim, lines, variant, claim.budgets[0]) for variant in variants]
+        if not all(runs):
+            continue
+        values = [[line["metrics"][claim.shown[0]] for line in found] for found in runs]
+        bars = [statistics.stdev(row) if len(row) > 1 else 0.0 for row in values]
+        labels = [variant.removeprefix(f"{name}, ") for variant in variants]
+        axis.errorbar(labels, [statistics.mean(row) for row in values], bars, marker=".", capsize=2, label=name)
+    axis.set(ylabel=claim.shown[0], title=claim.budgets[0].name)
+    figure.legend(loc="outside right upper", frameon=False)
     figure.savefig(target, dpi=110)
     plt.close(figure)
 

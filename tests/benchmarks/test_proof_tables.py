@@ -8,6 +8,7 @@ from proof.results import RESULTS, read_lines
 from proof.tables import (
     accepted_changes,
     at_equal_flops,
+    draw,
     draw_all,
     factor,
     interval,
@@ -152,6 +153,24 @@ def test_what_several_variants_need_is_counted_once_in_a_sum():
     lines = [teacher, line("KD", 0, 1.0)]
     assert sums(claim, lines) == ""  # a run is missing
     assert sums(claim, [*lines, line("CRD", 0, 1.0)]).splitlines()[2:] == ["| both | KD, CRD | 5.0 | 9.0 |"]
+
+
+def test_sums_are_drawn_by_their_runs_once_these_are_complete(tmp_path, monkeypatch):
+    import dataclasses
+
+    from matplotlib import pyplot
+
+    variants = tuple(Variant(f"{name}, {size} layers") for name in ("KD", "CRD") for size in (6, 8))
+    both = {name: tuple(f"{name}, {size} layers" for size in (6, 8)) for name in ("KD", "CRD")}
+    claim = dataclasses.replace(drawn.CLAIM, variants=variants, opponent="KD, 6 layers", sums=both)
+    lines = [line("KD, 6 layers", 0, 1.0), line("KD, 8 layers", 0, 3.0), line("CRD, 6 layers", 0, 2.0)]
+    monkeypatch.setattr(pyplot, "close", lambda figure: None)
+    draw(claim, lines, tmp_path / "sums.png")
+    (axis,) = pyplot.gcf().axes
+    (drawn_line,) = (each for each in axis.lines if each.get_marker() == ".")
+    assert list(drawn_line.get_ydata()) == [1.0, 3.0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["6 layers", "8 layers"]
+    assert axis.get_legend_handles_labels()[1] == ["KD"]
 
 
 def test_a_preparation_of_each_seed_stands_before_the_runs_of_its_seed():

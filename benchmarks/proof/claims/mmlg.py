@@ -154,6 +154,6 @@ CLAIM = Claim(
     evaluations=5,
     sums={
         name: tuple(f"{name}, {depth} layers" for depth in sorted(DEPTHS))
-        for name in ("MM-LG", "TLEG", "PT-FT", "PT-FT for less")
+        for name in ("PT-FT", "MM-LG", "PT-FT for less", "TLEG", "He-LG", "scratch")
     },
 )
