@@ -325,16 +325,18 @@ def main() -> int:
     sections: dict[str, str] = {}
     results: list[tuple[Claim, Sequence[Line]]] = []
     changed: list[str] = []
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
     for file in sorted(RESULTS.glob("*.jsonl")):
         claim = load_claim(file.stem)
         lines = read_lines(file)
         sections[claim.name] = section(claim, lines)
         results.append((claim, lines))
-        draw(claim, lines, IMAGES / f"proof_{claim.name}.png")
+        figure = IMAGES / f"proof_{claim.name}.png"
+        if any(figure.name in text for text in pages.values()):
+            draw(claim, lines, figure)
         changed += out_of_date(lines, accepted_changes())
     draw_all(results, IMAGES / "proof.png")
-    for path in sorted(DOCS.rglob("*.md")):
-        text = path.read_text(encoding="utf-8")
+    for path, text in pages.items():
         if (written := page(text, sections)) != text:
             path.write_text(written, encoding="utf-8")
             print(path)
