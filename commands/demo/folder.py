@@ -232,7 +232,7 @@ def titled(
                 "give its file after --captions, or correct the column."
             )
     titles = {} if file is None else read_titles(folder, file, name, image_column)
-    if captions is not None and file.suffix in _TABLES and not titles:
+    if captions is not None and file is not None and file.suffix in _TABLES and not titles:
         images = f"no image of {folder.root} under {image_column!r}"
         warn(f"No titles: {file} names {images}; name the column with --image_column.")
     return replace(folder, titles=titles), texts, file
