@@ -26,7 +26,6 @@ from unittest.mock import patch
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -34,6 +33,7 @@ from timing import PRECISIONS, autocast, medians, seconds
 
 from support.methods.plain_albef import PlainALBEF
 from vlightning.callbacks import EMACallback
+from vlightning.callbacks.speed import CountFlops
 from vlightning.datamodules import ImageTextDataModule
 from vlightning.lightning_modules import ALBEFModule
 from vlightning.lightning_modules.albef import module as albef_module
@@ -159,9 +159,9 @@ def speed(options: argparse.Namespace) -> None:
 
     flops = {}
     for name, step in (("ours", ours), ("plain", plain)):
-        with FlopCounterMode(display=False) as counter:
+        with CountFlops() as counter:
             step(batch, "32-true")
-        flops[name] = counter.get_total_flops()
+        flops[name] = counter.flops
     rates: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     functions: dict[str, Callable[[], Any]] = {
         f"{name} {precision}": lambda step=step, precision=precision: step(batch, precision)

@@ -7,7 +7,7 @@ A forward pass of one image in eval mode on the CPU: 32 pixels for CIFAR-100's p
 
 - latency: median of interleaved calls, contiguous float32, beside the paper's on an Intel Core i7-8700; share of the
   teacher's latency that the student saves (the paper's speed-up), and the ratio of both.
-- multiply-adds: half of the operations of convolutions and linear layers, by torch's counter.
+- multiply-adds: half of the operations of convolutions and linear layers, by `CountFlops`.
 - memory: bytes that the pass allocates, in total and at most at a time. (The paper's are of its version of torch.)
 - parameters, and the size of the state dict.
 - memory banks: CRD's two banks of 128 values for each training image, and CoCoRD's dictionary of 2,048 values a key.
@@ -24,8 +24,8 @@ import torch
 from latency import device_name
 from memory import Held, held_bytes
 from timing import medians
-from torch.utils.flop_counter import FlopCounterMode
 
+from vlightning.callbacks.speed import CountFlops
 from vlightning.lightning_modules.networks.cifar import Classifier
 from vlightning.lightning_modules.networks.classifiers import build_classifier
 
@@ -89,11 +89,11 @@ def cost(name: str) -> Cost:
     """Count, without computing."""
     with torch.device("meta"), torch.no_grad():
         network = build(name)
-        with FlopCounterMode(display=False) as counter:
+        with CountFlops() as counter:
             network(image(name))
         size = sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
         parameters = sum(parameter.numel() for parameter in network.parameters())
-    return Cost(counter.get_total_flops() // 2, parameters, size)
+    return Cost(counter.flops // 2, parameters, size)
 
 
 def bank_bytes(data: str) -> tuple[int, int]:

@@ -21,14 +21,14 @@ from ..common.private_api import DispatchMode, compiles_itself, steps_taken
 from ..common.ranges import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, CheckedArguments
 
 _ATTENTION = {
-    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{device}{direction}"): products
+    getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention{device}{direction}"): passes
     for kernel, device in (("flash", ""), ("flash", "_for_cpu"), ("efficient", ""), ("cudnn", ""))
-    for direction, products in (("", 2), ("_backward", 4))
+    for direction, passes in (("", 1), ("_backward", 2))
 }
-"""Number of matrix products of attention in torch's kernels.
+"""Operations of torch's kernels of attention, in forward passes.
 
-torch's formulas know none of a CPU, and count that the others compute the scores again for the backward pass: the same
-step would have other operations on each device.
+torch has no formula for the kernels of a CPU, and counts the scores that the others compute again for the backward
+pass: the same step would have other operations on each device.
 """
 
 
@@ -64,9 +64,9 @@ class CountFlops(DispatchMode):
         result = func(*args, **kwargs)
         if packet is torch.ops.aten.convolution_backward:
             self.flops += convolution_backward_flops(*args, **kwargs)
-        elif (products := _ATTENTION.get(packet)) is not None:
-            query, key = args[:2] if products == 2 else args[1:3]  # behind the output's gradient
-            self.flops += products * attention_product_flops(query, key)
+        elif (passes := _ATTENTION.get(packet)) is not None:
+            inputs = args[:3] if passes == 1 else args[1:4]  # after the output's gradient
+            self.flops += passes * attention_flops(*inputs)
         elif (formula := flop_registry.get(packet)) is not None:
             try:
                 self.flops += formula(*args, **kwargs, out_val=result)
@@ -75,14 +75,16 @@ class CountFlops(DispatchMode):
         return result
 
 
-def attention_product_flops(query: Tensor, key: Tensor) -> int:
-    """Return the operations of one matrix product of attention, of queries with keys or of weights with values.
+def attention_flops(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """Return the operations of the forward pass of attention: queries by keys, and weights by values.
 
     Args:
         query: [B, H, L, D].
         key: [B, H or fewer, N, D].
+        value: [B, H or fewer, N, V].
     """
-    return 2 * query.numel() * key.shape[-2]
+    scores = query.shape[:-1].numel() * key.shape[-2]
+    return 2 * scores * (query.shape[-1] + value.shape[-1])
 
 
 def convolution_backward_flops(gradient: Tensor, image: Tensor, weight: Tensor, *options: Any) -> int:

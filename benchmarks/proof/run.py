@@ -7,8 +7,8 @@ again, also on another machine with the same files of results. A run that fails 
 work folder and does not stop the others; the next command tries it again. A claim is a file of
 `benchmarks/proof/claims/`, or a Python file with an attribute `CLAIM`.
 
-Networks of this size leave a GPU idle. Several jobs share one at the same time under NVIDIA's MPS; without it they
-take turns:
+Networks of this size leave a GPU idle. Under NVIDIA's MPS the kernels of several jobs run at the same time; without
+it only those of one process do:
 
     nvidia-cuda-mps-control -d
     python benchmarks/proof/run.py mmlg --jobs 15 --accelerator gpu --data ~/data

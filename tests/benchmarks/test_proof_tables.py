@@ -171,6 +171,8 @@ def test_sums_are_drawn_by_their_runs_once_these_are_complete(tmp_path, monkeypa
     assert list(drawn_line.get_ydata()) == [1.0, 3.0]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["6 layers", "8 layers"]
     assert axis.get_legend_handles_labels()[1] == ["KD"]
+    monkeypatch.undo()
+    pyplot.close()
 
 
 def test_a_preparation_of_each_seed_stands_before_the_runs_of_its_seed():
