@@ -1,4 +1,4 @@
-"""The table of GPUs on the page of performance."""
+"""The tables of GPUs and of traffic on the page of performance."""
 
 import hardware
 import pytest
@@ -10,3 +10,8 @@ from support.project.pages import PAGES
 @pytest.mark.parametrize("name", ["SHRe", "MobileCLIP-S0, 12M"])
 def test_the_page_has_the_row_that_the_script_prints(name):
     assert hardware.row(name) in PAGES["docs/performance.md"].splitlines()
+
+
+@pytest.mark.slow
+def test_the_page_has_the_traffic_that_the_script_prints():
+    assert hardware.traffic_row("SHRe") in PAGES["docs/performance.md"].splitlines()
