@@ -84,7 +84,7 @@ class VLightningCLI(LightningCLI):
         if self.saved is not None:
             self.overrides_hyperparameters = report_overrides(self.saved, config, self.typed)
             config["ckpt_path"] = str(self.saved.path)
-        run_folder.resolve_weights(config.model)
+        run_folder.resolve_weights(config.model, must_exist=self.saved is None)
         self.name = run_folder.name_run(config, self.typed, self.saved)
         check_strategy(config.trainer.strategy)
         linked = apply_links(config, self.typed, self.saved)

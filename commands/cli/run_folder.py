@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from ...common.errors import UserError
 from ...common.messages import say
-from ...common.names import did_you_mean
+from ...common.names import did_you_mean, nearest_path
 from .jobs import NOTE, is_requeued, make_numbered, next_free, requeued_folder
 from .listing import PACKAGE_ROOT
 from .saved_run import SavedRun, best_of, last_saved, newest_checkpoint, resolved, step_of
@@ -27,6 +27,7 @@ RUN_DIR_VARIABLE = "VLIGHTNING_RUN_DIR"
 CHECKPOINT_VARIABLE = "VLIGHTNING_CHECKPOINT"
 # File in a run folder that holds the id of its W&B run: a requeued job goes on in it.
 ID_FILE = ".wandb_id"
+_WEIGHTS_SUFFIXES = (".bin", ".ckpt", ".pt", ".pth", ".safetensors")
 # Files that a run writes before its first batch.
 _EARLY = ("config*.yaml", "environment*.json", "hparams.yaml", "metrics.csv", "events.out.tfevents.*", NOTE, ID_FILE)
 
@@ -195,13 +196,37 @@ def find_checkpoint(typed: Typed) -> Path | None:
     return path
 
 
-def resolve_weights(values: Any) -> None:
-    """Replace each run's folder among the arguments `weights` of a module and of its groups by its checkpoint."""
+def resolve_weights(values: Any, must_exist: bool, group: str = "model") -> None:
+    """Replace each run's folder among the arguments `weights` of a module and of its groups by its checkpoint.
+
+    Args:
+        values: arguments of the module or of a group.
+        must_exist: whether weights that can only be a path must exist, which is checked here, before the data is read.
+            A run that goes on from a checkpoint does not read them again.
+        group: name of the group in messages.
+
+    Raises:
+        UserError: If a path does not exist.
+    """
     for name, value in list(vars(values).items()):
         if name == "weights" and isinstance(value, str):
-            values[name] = str(path) if (path := resolved(value)) != Path(value).expanduser() else value
+            path = resolved(value)
+            if must_exist and _is_path(value) and not path.exists():
+                raise UserError(
+                    f"Expected weights as --{group}.weights, got {value!r}, which does not exist: correct the path"
+                    f"{nearest_path(value)}."
+                )
+            values[name] = str(path) if path != Path(value).expanduser() else value
         elif isinstance(value, Namespace):
-            resolve_weights(value)
+            resolve_weights(value, must_exist, group if name == "init_args" else f"{group}.{name}")
+
+
+def _is_path(weights: str) -> bool:
+    """Return whether weights are no name of a hub or a library: these have no suffix and at most one slash."""
+    is_url = "://" in weights
+    return not is_url and (
+        weights.startswith((".", "/", "~")) or weights.count("/") > 1 or Path(weights).suffix in _WEIGHTS_SUFFIXES
+    )
 
 
 def _runs(typed: Typed) -> list[Path]:

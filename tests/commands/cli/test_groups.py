@@ -130,10 +130,26 @@ def test_the_help_and_the_printed_configuration_show_the_fields():
     assert printed == {"width": 5, "image_size": 32, "weights": None, "rates": [0.1, 0.2]}
 
 
+@pytest.mark.parametrize("weights", ["./gone", "/gone/at/all", "~/gone", "no/such/folder", "gone.safetensors"])
+def test_weights_at_a_path_that_does_not_exist_are_refused_before_the_data_is_read(weights: str):
+    ran = run("fit", "--config=grouped.yaml", f"--model.vision.weights={weights}")
+    assert ran.status == 2, ran.err
+    assert f"Expected weights as --model.vision.weights, got {weights!r}, which does not exist" in ran.sentence
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("weights", ["organization/name", "ViT-B-32/openai", "vit_base.in1k", "https://host/a.pt"])
+def test_names_of_weights_are_left_to_the_method(weights: str):
+    ran = run("fit", "--config=grouped.yaml", f"--model.vision.weights={weights}")
+    assert ran.status == 0, ran.err
+
+
 def test_typed_fields_win_on_resume_and_the_others_stay(tmp_path: Path):
     words = ("--model.vision.weights=a.pt", "--model.text.learning_rate=0.01", "--data.vocab_size=20")
+    Path("a.pt").touch()
     ran = run("fit", "--config=grouped.yaml", *words, "--model.teacher.width=7")
     assert ran.status == 0, ran.err
+    Path("a.pt").unlink()  # a run that goes on from a checkpoint does not need its initial weights
     trained = settings()
     assert trained["vision"] == {"width": 5, "image_size": 224, "weights": "a.pt", "rates": [0.1, 0.2]}
     assert trained["text"] == {"vocab_size": 20, "learning_rate": 0.01}
