@@ -33,6 +33,9 @@ class StopOnSignal(Callback):
     the job. A second signal ends the process at once, as without a handler; except SIGTERM under SLURM, which sends
     SIGTERM twice and kills in any case.
 
+    SIGTERM ends an evaluation or a prediction, which has nothing to save, at once, with the status 143. (Lightning
+    2.6.6 notes the signal and goes on to the end.)
+
     The resumed run ends like the uninterrupted run under three conditions: the state of the method is in the module, as
     with `EMACallback` and `QueueCallback`; random draws follow from counters (`StepSeedCallback`); and the loader
     resumes at the next batch, as those of this package's datamodules do. A plain `DataLoader` restarts its epoch, in
@@ -86,6 +89,8 @@ class StopOnSignal(Callback):
 
     @override
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._end_at_once()
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             batches = torch.tensor([sum(trainer.num_val_batches), -sum(trainer.num_val_batches)])
             most, least = all_reduce_max(batches).tolist()
@@ -98,8 +103,26 @@ class StopOnSignal(Callback):
 
     @override
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "validate":
+            self._stop_listening()
         if _is_between_steps(trainer):
             self._stop_if_asked(trainer)
+
+    @override
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_at_once()
+
+    @override
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_listening()
+
+    @override
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._end_at_once()
+
+    @override
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stop_listening()
 
     @override
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -119,6 +142,10 @@ class StopOnSignal(Callback):
         self._received = None
         self._agreement = LateMax()
         self._handlers = {number: signal.signal(number, self._receive) for number in SIGNALS}
+
+    def _end_at_once(self) -> None:
+        if not self._handlers and threading.current_thread() is threading.main_thread():
+            self._handlers = {signal.SIGTERM: signal.signal(signal.SIGTERM, _exit)}
 
     def _stop_listening(self) -> None:
         for number, handler in self._handlers.items():
@@ -262,3 +289,9 @@ def _requeue() -> None:
             f"The SLURM job {job} could not be requeued ({failure}): submit it again with --ckpt_path and the "
             "checkpoint above."
         )
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    """End the program in order, so that loader workers and temporary files go; a second signal ends it as it is."""
+    signal.signal(number, signal.SIG_DFL)
+    raise SystemExit(128 + number)

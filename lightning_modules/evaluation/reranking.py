@@ -9,12 +9,14 @@ Shapes: I images, T texts, N image tokens, V image width, L text tokens, D text 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch import Tensor
 
 from ...callbacks.distributed.collectives import all_reduce_sum, gather_uneven, rank
@@ -23,6 +25,9 @@ from ...metrics.retrieval import Candidates
 
 RerankWhen = Literal["never", "test", "always"]
 RerankScore = Literal["itm", "itm+itc", "itm+itc_logits"]
+
+SECONDS_OF_A_LINE = 30.0
+"""Seconds between two lines about the share of the pairs that is scored, as between those of `ProgressLines`."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,12 @@ def match_candidates(
     passes = list(_passes(near_texts.index, asking, first, len(stored_tokens), rows))
     scored: list[list[Tensor]] = [[] for _ in range(len(stored_tokens))]
     shape = _shape_everywhere(stored_tokens)
-    for number in range(int(gather_uneven(torch.tensor([len(passes)])).max())):
+    most_passes = int(gather_uneven(torch.tensor([len(passes)])).max())
+    last_line = time.monotonic()
+    for number in range(most_passes):
+        if time.monotonic() - last_line > SECONDS_OF_A_LINE:
+            last_line = time.monotonic()
+            rank_zero_info(f"Re-ranking: {number / most_passes:.0%} of the pairs of candidates are scored.")
         idle = number >= len(passes)
         image, texts = (0, torch.zeros(1, dtype=torch.long)) if idle else passes[number]
         tokens = torch.zeros(shape, dtype=states[0].dtype) if idle else stored_tokens[image]

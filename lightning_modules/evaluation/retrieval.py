@@ -320,12 +320,15 @@ def _log_recalls(module: LightningModule, result: RetrievalResult, prefix: str) 
         raise UserError("Expected an image with a caption to evaluate, got none: check the evaluation data.")
     if "rerank_recall_mean" in result.recalls and module.trainer.state.fn != "fit":
         orders = _orders(result)
-        advice = (
-            "re-ranking improves it"
-            if orders.reranks
-            else "re-ranking does not improve it, because the matching head is not trained well enough"
-            f"{_matching(result.hard_pairs)}; set model.rerank.k 0 to disable it"
-        )
+        at_chance = result.hard_pairs is not None and result.hard_pairs.at_chance
+        if orders.reranks and not at_chance:
+            advice = "re-ranking improves it"
+        else:
+            effect = "shows no gain" if orders.reranks else "does not improve it"
+            advice = (
+                f"re-ranking {effect}, because the matching head is not trained well enough"
+                f"{_matching(result.hard_pairs)}; set model.rerank.k 0 to disable it"
+            )
         rank_zero_info(
             f"Mean recall is {orders.contrast:.1f} by contrast alone and {orders.reranked:.1f} after re-ranking: "
             f"{advice}."

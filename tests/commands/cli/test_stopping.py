@@ -118,3 +118,15 @@ def test_sigterm_and_a_callback_that_is_told_not_to_requeue_nothing(monkeypatch:
     own = ("--trainer.callbacks+=StopOnSignal", "--trainer.callbacks.requeue=false")
     assert fit(*sender("SIGUSR1", 2), *own).status == 138
     assert calls() == []
+
+
+@pytest.mark.parametrize("subcommand", ["validate", "test", "predict"])
+def test_sigterm_ends_an_evaluation_at_once(subcommand: str):
+    handler = signal.getsignal(signal.SIGTERM)
+    assert fit().status == 0
+    sends = "--trainer.callbacks+=support.methods.tiny.EvaluationSender"
+    words = (subcommand, "--config=tiny.yaml", f"--ckpt_path={LAST.format('version_0')}")
+    assert run(*words, sends).status == 143
+    assert signal.getsignal(signal.SIGTERM) == handler
+    assert run(*words).status == 0
+    assert signal.getsignal(signal.SIGTERM) == handler

@@ -412,6 +412,18 @@ def judged(better, **rerank):
     return module, torch.utils.data.DataLoader([batch], batch_size=None)
 
 
+def test_the_log_states_no_gain_where_the_matching_head_is_at_chance(caplog, monkeypatch):
+    monkeypatch.setattr("vlightning.lightning_modules.evaluation.retrieval_result.HardPairs.at_chance", True)
+    monkeypatch.setattr("vlightning.lightning_modules.evaluation.reranking.SECONDS_OF_A_LINE", 0.0)
+    (module, rows), runs = judged(better=True), trainer()
+    with caplog.at_level("INFO"):
+        runs.test(module, rows, verbose=False)
+    assert "re-ranking shows no gain, because the matching head is not trained well enough" in caplog.text
+    shares = re.findall(r"Re-ranking: (\d+)% of the pairs", caplog.text)
+    assert len(shares) > 10  # a line a pass, of no fewer than an image
+    assert [int(share) for share in shares] == sorted(int(share) for share in shares)
+
+
 @pytest.mark.parametrize("better", [True, False])
 def test_the_log_states_whether_re_ranking_improves_recall(better, caplog):
     (module, rows), runs = judged(better), trainer()

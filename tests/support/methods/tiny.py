@@ -116,6 +116,15 @@ class Sender(Callback):
                 os.kill(os.getpid(), self.number)
 
 
+class EvaluationSender(Callback):
+    """Sends the process SIGTERM at the start of each batch of a validation, a test or a prediction."""
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    on_test_batch_start = on_predict_batch_start = on_validation_batch_start
+
+
 class DiesOnce(Callback):
     """Kills a rank's process before a step, unless an earlier start has done so and left a file."""
 
