@@ -37,7 +37,7 @@ from .datamodules.base.memory import stored_image
 from .datamodules.reading.tar import IMAGE_SUFFIXES
 from .lightning_modules import method_classes
 from .lightning_modules.base.method import Method
-from .lightning_modules.core.checkpoints import CONFIG_FILE, read_config
+from .lightning_modules.core.checkpoints import CONFIG_FILE, WEIGHTS_FILE, read_config
 
 SPLIT = "0.9/0.1"
 """Shares of training and validation where neither a validation nor a split is given."""
@@ -229,20 +229,26 @@ def distill(
 
     Args:
         images: labeled images, as `ImageClassificationDataModule` takes them, or a datamodule.
-        teacher: weights of the teacher: a run's folder, a file, or the name of a library's weights.
+        teacher: weights of the teacher: the folder of a run or of `Model.save`, a file, or the name of the library's.
         student: name of a CIFAR network, or of a model of torchvision or timm.
-        teacher_name: name of the teacher's network; by default that of the run's checkpoint.
+        teacher_name: name of the teacher's network; by default that of the run or of the saved model.
         **options: as of `fit`.
 
     Raises:
         UserError: As `fit`.
     """
     network = teacher_name or _student_of(teacher)
-    networks = {"student": student, "teacher": {"name": network, "weights": teacher}}
+    saved = Path(teacher).expanduser() / WEIGHTS_FILE
+    networks = {"student": student, "teacher": {"name": network, "weights": str(saved) if saved.is_file() else teacher}}
     return _fit(images, {"model": {"class_path": "CoCoRDModule"}, "data": {"class_path": _LABELS}}, networks | options)
 
 
 _LABELS = "ImageClassificationDataModule"
+
+
+def _data_of(module: type) -> str:
+    """Return the name of the datamodule for a config that names none."""
+    return _LABELS if "CoCoRDModule" in {base.__name__ for base in module.__mro__} else "ImageTextDataModule"
 
 
 def load(model: str | Path, weights: str | None = None) -> Model:
@@ -274,7 +280,7 @@ def _fit(data: Any, model: Any, options: dict[str, Any]) -> Model:
     data_class = (
         type(data)
         if isinstance(data, pl.LightningDataModule)
-        else _class_of(of_data.get("class_path", "ImageTextDataModule"), vars(datamodules))
+        else _class_of(of_data.get("class_path", _data_of(module_class)), vars(datamodules))
     )
     to_module, to_data, to_trainer = _routed(options, module_class, data_class)
     trainer_options = {**config.get("trainer", {}), **to_trainer}
@@ -426,13 +432,15 @@ def _contents(images: Sequence[Any]) -> dict[str, bytes | Path]:
 
 
 def _student_of(weights: str) -> str | None:
-    """Return the name of the network that a run of CoCoRD's trained; None for other weights."""
+    """Return the name of the network that CoCoRD trained, of a run or an export; None for other weights."""
     path = Path(weights).expanduser()
     if not path.exists():
         return None
-    checkpoint = resolved(weights)
-    if checkpoint.suffix != ".ckpt":
+    if (path / CONFIG_FILE).is_file():
+        arguments = read_config(path).get("arguments") or {}
+    elif (checkpoint := resolved(weights)).suffix == ".ckpt":
+        arguments = callbacks.AtomicCheckpointIO().load_checkpoint(checkpoint).get("hyper_parameters") or {}
+    else:
         return None
-    arguments = callbacks.AtomicCheckpointIO().load_checkpoint(checkpoint).get("hyper_parameters") or {}
     name = arguments.get("student")
     return None if name is None else str(name)

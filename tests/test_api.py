@@ -172,6 +172,11 @@ def test_a_small_classifier_learns_from_a_large_one(tmp_path):
     assert student.module.num_classes == 4
     assert student.module.teacher_settings.name == "resnet14"
     assert student.predict([image for image, _ in images[:5]]).sum(1).tolist() == pytest.approx([1] * 5)
+    teacher.save(tmp_path / "teacher")
+    again = vl.distill(images, teacher=str(tmp_path / "teacher"), student="resnet8", **options)
+    assert again.module.teacher_settings.name == "resnet14"
+    for name, tensor in student.module.state_dict().items():
+        assert torch.equal(tensor, again.module.state_dict()[name]), name
     student.save(tmp_path / "x")
     assert torch.allclose(vl.load(tmp_path / "x").predict(images[0][0]), student.predict(images[0][0]), atol=1e-5)
     with pytest.raises(UserError, match="Expected a model of images and texts, got CoCoRDModule: use `predict`"):
@@ -182,7 +187,7 @@ def _teacher(folder):
     file = folder / "teacher.yaml"
     file.write_text(
         "model:\n  class_path: CoCoRDModule\n  init_args:\n    student: resnet14\n    contrast: {weight: 0}\n"
-        "    prediction: {weight: 0}\ndata: {class_path: ImageClassificationDataModule}\n"
+        "    prediction: {weight: 0}\n"  # the datamodule follows from the method
     )
     return str(file)
 

@@ -25,6 +25,7 @@ from .row_sets import NamedImages
 
 TEMPLATES = ("a photo of a {}.", "a photo of the {}.", "an image of a {}.")
 """Prompts where none are given."""
+_FOLDERS = 10  # that a message names
 _SIDE = 160  # of a thumbnail, pixels
 _NO_CLASS = "(non-finite)"  # instead of the class of an image with a non-finite embedding
 
@@ -77,9 +78,22 @@ def classify_folder(
 
 
 def label_of(image: str, names: Sequence[str]) -> str | None:
-    """Return the first folder of an image's path if it is a class; else None."""
+    """Return the class that the first folder of an image's path is named after, in any case of letters; else None."""
     folder = Path(image).parts[0]
-    return folder if folder in names and folder != image else None
+    if folder == image:
+        return None
+    return folder if folder in names else next((name for name in names if name.lower() == folder.lower()), None)
+
+
+def folders_without_class(table: pyarrow.Table) -> str:
+    """Return a sentence about images in folders that no class is named after; empty if there are none."""
+    rows = [row for row in table.to_pylist() if row["label"] is None]
+    folders = Counter(Path(row["image"]).parts[0] for row in rows if len(Path(row["image"]).parts) > 1)
+    if not folders:
+        return ""
+    named = ", ".join(f"{folder!r} ({count:,})" for folder, count in sorted(folders.items())[:_FOLDERS])
+    more = f" and {len(folders) - _FOLDERS} more" if len(folders) > _FOLDERS else ""
+    return f"No class has the name of these folders, whose images count for no accuracy: {named}{more}."
 
 
 def folders_of_images(folder: Path) -> list[str]:

@@ -14,6 +14,7 @@ from .classified_folder import (
     classify_folder,
     confusion,
     folders_of_images,
+    folders_without_class,
     write_sheet,
     write_table,
 )
@@ -224,8 +225,7 @@ def _images(model: ImageTextModel, typed: argparse.Namespace, loading: Loading) 
         written.append(typed.html)
     unreadable = f" {sum(results.bad.values())} could not be read." if results.bad else ""
     message = f"Classified {len(table):,} images by {model.name}.{unreadable} Wrote {' and '.join(written)}."
-    accuracy = confusion(table, names)
-    return f"{message}\n\n{accuracy}" if accuracy else message
+    return "\n\n".join(filter(None, (message, folders_without_class(table), confusion(table, names))))
 
 
 def _compare(typed: argparse.Namespace) -> str:

@@ -15,6 +15,7 @@ from ...common.errors import UserError
 from ...common.preprocessing import Normalization
 from ..core.fitting import load_fitting
 from ..core.frozen import Frozen, reads_weights
+from ..core.settings import class_path
 from ..networks.classifier_files import load_frozen
 from ..networks.classifiers import LibraryClassifier, build_classifier
 from ..networks.user_teacher import (
@@ -72,7 +73,8 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
         data: the run's datamodule, or None. Its property `preprocessing` holds the "mean" and "std" of its images.
 
     Raises:
-        UserError: If the teacher's normalization is known and the data's is not.
+        UserError: If the teacher's normalization is known and the data's is not, or if a network of the user's own
+            states another one than the settings.
     """
     config: Mapping[str, Any]
     if settings.network is None:
@@ -81,6 +83,7 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
     else:
         config = stated_normalization(network)._asdict()
         size = stated_size(network)
+        _check_stated(network, settings, config)
     mean = settings.mean or config.get("mean")
     std = settings.std or config.get("std")
     if mean is None or std is None:
@@ -95,6 +98,16 @@ def teacher_conversion(network: nn.Module, settings: TeacherSettings, data: Any)
             "model.teacher.image_mean and model.teacher.image_std."
         )
     return TeacherImages(size, Normalization(tuple(data_mean), tuple(data_std)), Normalization(tuple(mean), tuple(std)))
+
+
+def _check_stated(network: nn.Module, settings: TeacherSettings, stated: Mapping[str, Any]) -> None:
+    for name, numbers in stated.items():
+        setting = getattr(settings, name)
+        if setting is not None and tuple(setting) != tuple(numbers):
+            raise UserError(
+                f"Expected no model.teacher.{name}, since {class_path(network)} states {list(numbers)}, got "
+                f"{list(setting)}: set model.teacher.mean and model.teacher.std to null, or change the class."
+            )
 
 
 def _timm_config(network: nn.Module) -> Mapping[str, Any]:

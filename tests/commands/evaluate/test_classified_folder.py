@@ -70,7 +70,13 @@ def test_a_folder_for_each_class_gives_accuracy_and_a_table_of_confusions(tmp_pa
     assert "| yellow | 0 | 0 | 0 | 1 | 0.0% |" in ran.out
     rows = pyarrow.parquet.read_table("classes.parquet").to_pylist()
     assert [(row["label"], len(row["classes"])) for row in rows] == [("blue", 3), *[("red", 3)] * 3, ("yellow", 0)]
-    assert "Accuracy" not in run(*words, "--classes", "green", "white").out  # none of the folders is a class
+    printed = run(*words, "--classes", "green", "white").out  # none of the folders is a class
+    assert "Accuracy" not in printed
+    assert "No class has the name of these folders" in printed
+    assert "accuracy: 'blue' (1), 'red' (3), 'yellow' (1)." in printed
+    printed = run(*words, "--classes", "Red", "Blue").out
+    assert "Accuracy: 75.00% of 4 images in folders of their classes." in printed
+    assert "accuracy: 'yellow' (1)." in printed
     assert "got 'gone.txt', which does not exist: correct the path." in run(*words, "--classes", "gone.txt").sentence
     Path("photos/more.png").write_bytes(picture("red", 0))
     assert "Expected --classes with --images, or a folder of each class, got neither" in run(*words).sentence

@@ -137,6 +137,15 @@ def test_data_that_do_not_state_their_normalization_are_refused(data, named):
             images()
 
 
+def test_shre_refuses_another_normalization_than_the_network_states():
+    network = OwnClassifier()
+    shre_images(network, SHReTeacher(network=network, mean=network.mean, std=network.std), Data())
+    for name in ("mean", "std"):
+        settings = SHReTeacher(network=network, **{name: (0.5071, 0.4867, 0.4408)})
+        with pytest.raises(UserError, match=rf"Expected no model.teacher.{name}, since .*OwnClassifier states \["):
+            shre_images(network, settings, Data())
+
+
 def test_the_teacher_of_shre_is_frozen(tmp_path):
     network = OwnClassifier()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
