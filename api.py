@@ -247,7 +247,7 @@ _LABELS = "ImageClassificationDataModule"
 
 
 def _data_of(module: type) -> str:
-    """Return the name of the datamodule for a config that names none."""
+    """Return the name of the datamodule for a config that names none; the method is compared by name to stay lazy."""
     return _LABELS if "CoCoRDModule" in {base.__name__ for base in module.__mro__} else "ImageTextDataModule"
 
 

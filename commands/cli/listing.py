@@ -91,8 +91,8 @@ def _installed_method(entry: EntryPoint) -> Listed:
     return Listed(entry.name, entry.attr, f"Of the package {package}.", "")
 
 
-_LISTED = ("*.yaml", "*.sh")
-_COMMANDS = tuple(f"   {program} " for program in ("vlightning", "sbatch", "kubectl", "sky"))
+_LISTED = ("*.yaml", "*.sh", "*.py")
+_COMMANDS = tuple(f"   {program} " for program in ("vlightning", "sbatch", "kubectl", "sky", "modal", "python"))
 """Beginnings of the lines of a command, in the comment that begins a config."""
 
 
@@ -151,16 +151,21 @@ def _first_line(node: ast.Module | ast.ClassDef) -> str:
 
 
 def _config(path: Path) -> Config:
-    """Read the comment at the beginning of a config, or of a script after its first line."""
-    head = re.match(r"(?:#!.*\n)?((?:#(?!SBATCH).*\n)*)", path.read_text(encoding="utf-8"))
-    lines = [line.removeprefix("#") for line in (head[1] if head else "").splitlines()]
+    """Read the comment at the beginning of a config, or of a script after its first line; of Python, the docstring."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        docstring = ast.get_docstring(ast.parse(text), clean=False) or ""
+        lines = [re.sub(r"(?<=\S) +", " ", line.removeprefix(" ")) for line in docstring.splitlines()]
+    else:
+        head = re.match(r"(?:#!.*\n)?((?:#(?!SBATCH).*\n)*)", text)
+        lines = [line.removeprefix("#") for line in (head[1] if head else "").splitlines()]
     commands = [line.strip() for line in lines if line.startswith(_COMMANDS)]
     words = []
     for line in lines:
         if line.startswith(_COMMANDS):
             break
         words.append(line.strip())
-    return Config(str(path.relative_to(PACKAGE_ROOT)), _first_sentence(" ".join(words)), commands)
+    return Config(str(path.relative_to(PACKAGE_ROOT)), _first_sentence(" ".join(words).strip()), commands)
 
 
 def _first_sentence(text: str) -> str:

@@ -218,7 +218,11 @@ def resolve_weights(values: Any, must_exist: bool, group: str = "model") -> None
                 )
             values[name] = str(path) if path != Path(value).expanduser() else value
         elif isinstance(value, Namespace):
-            resolve_weights(value, must_exist, group if name == "init_args" else f"{group}.{name}")
+            if name == "init_args":
+                # What another class than the module means by `weights` is its own matter.
+                resolve_weights(value, must_exist and group == "model", group)
+            else:
+                resolve_weights(value, must_exist, f"{group}.{name}")
 
 
 def _is_path(weights: str) -> bool:

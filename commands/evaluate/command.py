@@ -103,7 +103,10 @@ def run_evaluate(words: list[str]) -> str:
     if typed.root is None and (typed.suite or typed.tasks):
         typed.root = "sets"
     if typed.index is None and (typed.root is None) == (typed.images is None):
-        raise UserError("Expected --root with sets, or --images with images and --classes: give one of the two.")
+        raise UserError(
+            "Expected --root with sets, or --images with images and --classes: give one of the two. Pairs of your own "
+            "are tested by vlightning test --ckpt_path RUN --data.test FILE."
+        )
     warnings.filterwarnings("ignore", message="The `srun` command is available")  # one process needs none
     fabric = Fabric(
         accelerator=typed.accelerator,

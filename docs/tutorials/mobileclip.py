@@ -218,9 +218,12 @@ for name, model in {"as trained": network, "folded": fused}.items():
 # matrices in 8 bits; on the command line, `vlightning export reinforced.ckpt phone --layout onnx`.
 
 # %%
+import shutil
+
 from vlightning.commands.export.layouts import export
 
 for layout in ("onnx", "onnx_int8"):
+    shutil.rmtree(layout, ignore_errors=True)  # of an earlier run of this page: an export replaces nothing
     export("reinforced.ckpt", layout, layout)
     sizes = {name: Path(layout, f"{name}.onnx").stat().st_size / 2**20 for name in ("image", "text")}
     print(f"{layout:10} image tower {sizes['image']:5.2f} MiB, text tower {sizes['text']:5.2f} MiB")

@@ -65,7 +65,7 @@ def test_methods_lists_each_method_with_its_class():
 
 
 def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_commands():
-    paths = [path for suffix in ("yaml", "sh") for path in (ROOT / "configs").rglob(f"*.{suffix}")]
+    paths = [path for suffix in ("yaml", "sh", "py") for path in (ROOT / "configs").rglob(f"*.{suffix}")]
     shipped = sorted(str(path.relative_to(ROOT)) for path in paths)
     listed = run("configs").out
     assert [line for line in listed.splitlines() if line.startswith("configs/")] == shipped
@@ -78,6 +78,9 @@ def test_configs_lists_each_config_with_its_first_lines_and_of_a_method_its_comm
     assert "\n    vlightning fit --config configs/mobileclip/quickstart.yaml\n" in quickstart
     scripts = run("configs", "slurm").out
     assert "configs/slurm/one_node.sh\n  One node, one process per GPU\n    sbatch configs/slurm/one_node.sh" in scripts
+    engines = run("configs", "engines").out
+    assert "configs/engines/modal_train.py\n  `vlightning fit` on Modal: one machine of eight GPUs" in engines
+    assert '\n    modal run configs/engines/modal_train.py --name albef-4m --words "--config configs/albef/' in engines
 
 
 @pytest.mark.parametrize(
