@@ -64,12 +64,12 @@ def counted(name: str, processes: int) -> Counted:
 
 def row(name: str) -> str:
     """Return the row of a recipe, with the largest batch of a process and the hours on each GPU."""
-    planned, rows, found = counted(name, PROCESSES)
+    planned, rows, estimated = counted(name, PROCESSES)
     batch = rows * PROCESSES
-    gib = sum(found.memory(rows, False).values()) / 2**30
-    largest = [f"{found.largest_rows(GPUS[gpu].memory, False):,}" for gpu in SHOWN]
+    gib = sum(estimated.memory(rows, False).values()) / 2**30
+    largest = [f"{estimated.largest_rows(GPUS[gpu].memory, False):,}" for gpu in SHOWN]
     batches = int(planned.trainer.get("accumulate_grad_batches") or 1)
-    steps, operations = steps_of(planned, batch * batches), found.step["flops"](rows) * batches
+    steps, operations = steps_of(planned, batch * batches), estimated.step["flops"](rows) * batches
     seconds = None if steps is None else [steps * operations / (GPUS[gpu].half * MFU) for gpu in ("h100", "a100")]
     hours = " / ".join(f"{each / 3600:,.1f}" for each in seconds or ())
     return f"| {name} | {batch:,} | {gib:.1f} | {' | '.join(largest)} | {hours} |"
@@ -79,9 +79,9 @@ def traffic_row(name: str) -> str:
     """Return what a process of a recipe sends in a step under DDP, and the share of its time if nothing overlaps."""
     sizes, shares = [], []
     for processes in CLUSTERS:
-        _, rows, found = counted(name, processes)
-        sent = sum(found.traffic(rows, False).values())
-        computing, sending = found.step["flops"](rows) / (GPUS["h100"].half * MFU), sent / LINK
+        _, rows, estimated = counted(name, processes)
+        sent = sum(estimated.traffic(rows, False).values())
+        computing, sending = estimated.step["flops"](rows) / (GPUS["h100"].half * MFU), sent / LINK
         sizes.append(f"{sent / 2**20:,.0f}")
         shares.append(f"{sending / (computing + sending):.1%}")
     return f"| {name} | {rows:,} | {' | '.join(sizes)} | {' | '.join(shares)} |"
